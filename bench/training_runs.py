@@ -60,25 +60,40 @@ def train(settings: Path, out: Path, *, seed: int, overrides: Sequence[str] = ()
 def seeds_and_a_control(
     description: str | None, of_seed: OfSeed, control: Sequence[str], *, settings: Path, sign: str, **told: Any
 ) -> None:
-    """Write what runs of several seeds come to, and a control of the first one; ``sign`` says if a run has learned.
+    """Write what :func:`measured` returns to the file that the command line names; ``description`` is of that."""
+    arguments = arguments_of(description)
+    record = measured(arguments.seeds, of_seed, control, settings=settings, sign=sign, **told)
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def arguments_of(description: str | None, *, tasks: Sequence[str] = ()) -> argparse.Namespace:
+    """Return what the command line says: a file, seeds, and where there are several tasks, which."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    if tasks:
+        parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
+    return parser.parse_args()
+
+
+def measured(
+    seeds: Sequence[int], of_seed: OfSeed, control: Sequence[str], *, settings: Path, sign: str, **told: Any
+) -> dict[str, Any]:
+    """Return what runs of several seeds come to, and a control of the first one; ``sign`` says if a run has learned.
 
     Args:
-        description: Of the command line.
+        seeds: Of the runs.
         of_seed: Runs the command with a seed, a folder and overrides; returns its record.
         control: Overrides of the control.
         settings: The file that is run.
         sign: Key of records: true of each run and not of the control where the bench is met.
-        told: What else the file says.
+        told: What else the record says.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
-        runs = [of_seed(seed, Path(temporary, f"seed-{seed}"), ()) for seed in arguments.seeds]
-        controlled = of_seed(arguments.seeds[0], Path(temporary, "control"), control)
-    record = {
+        runs = [of_seed(seed, Path(temporary, f"seed-{seed}"), ()) for seed in seeds]
+        controlled = of_seed(seeds[0], Path(temporary, "control"), control)
+    return {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine() | {"load_average_before": load_before},
         "settings": settings.read_text(encoding="utf-8"),
@@ -87,7 +102,6 @@ def seeds_and_a_control(
         "control": controlled,
         "met": all(run[sign] for run in runs) and not controlled[sign],
     }
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -50,6 +50,16 @@ def test_it_trains_on_pictures_that_engine_and_trainer_both_see(rollfeed, tmp_pa
     assert "logprobs against the model: answers to pictures" in linted.out
 
 
+def test_dots_are_counted_after_a_warm_up_that_sees_them(rollfeed, tmp_path: Path) -> None:
+    few = ("stop_accuracy=0.03", "batch_size=8", "probe_interval=2", "probe_prompts=16")
+    warm_up = [word for each in few for word in ("--set", f"train.warm_up.{each}")]
+    ran = rollfeed("train", SETTINGS.with_name("count.toml"), "--out", tmp_path / "run", *OVERRIDES, *warm_up)
+    assert ran.code == 0, ran.err
+    assert "after 4 batches, core/count_dots@1: accuracy" in ran.out
+    steps = records(tmp_path / "run" / "train.jsonl")
+    assert all(step["train/picture_mismatch_kl"] < 1e-7 for step in steps)
+
+
 def test_what_a_stopped_run_goes_on_to_is_what_one_that_was_not_stopped_has(rollfeed, tmp_path: Path) -> None:
     options = (*OVERRIDES, "--set", "rollout.deterministic=true")
     whole, halves = tmp_path / "whole", tmp_path / "halves"
