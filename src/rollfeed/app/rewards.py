@@ -97,9 +97,9 @@ class RewardServices:
         self.reward_model = RunRewardModel(settings, alone=deterministic)
         limits = ExecLimits(wall_seconds=code.test_timeout_seconds, memory_bytes=code.memory_mb * _MEGABYTE)
         self._code = InTurns(
-            CodeGrader(sandboxes=self.sandboxes, limits=limits),
+            CodeGrader(sandboxes=self.sandboxes, limits=limits, total_seconds=code.timeout_seconds),
             num_turns=code.concurrency or num_cores(),
-            timeout_seconds=code.timeout_seconds,
+            timeout_seconds=limits.patience * code.timeout_seconds,
         )
         memory_bytes = code.memory_mb * _MEGABYTE
         made = make_tools(

@@ -73,9 +73,11 @@ class CodeRewardSettings(Section):
     container_image: str = Field(default="python:3.12-slim", min_length=1)
     """Image of its containers: with `sh`, the usual commands and `python3`."""
     test_timeout_seconds: float = Field(default=6.0, gt=0.0, le=3600.0, strict=False)
-    """For one test."""
+    """For one test, of the program's own time: on cores or asleep, without what it waits for a core. Ten times as much
+    may pass; a program that has not had its time then is run once more, and is ungraded after that, not wrong.
+    """
     timeout_seconds: float = Field(default=300.0, gt=0.0, le=86_400.0, strict=False)
-    """For all tests of a program together, from its turn; more is a failed grading, not a wrong program."""
+    """For all tests of a program together, of its own time. Ten times as much may pass; more is a failed grading."""
     memory_mb: int = Field(default=1024, ge=64, le=1_048_576)
     """Of a program and all that it starts."""
     concurrency: Free[int | None] = Field(default=None, ge=1, le=4096)

@@ -64,8 +64,11 @@ class ExecLimits:
     """Limits of one program."""
 
     wall_seconds: float = 6.0
+    """Of the program's own time: on a core or asleep, without the time in which it waits for a core."""
+    patience: float = 10.0
+    """How many times ``wall_seconds`` may pass while the machine does not give the program its share of the cores."""
     cpu_seconds: float | None = None
-    """Of each process; None takes ``wall_seconds``."""
+    """Of all its processes together, those that have ended included; None takes ``wall_seconds``."""
     memory_bytes: int = 1024**3
     """Address space of each process, and resident memory of all together."""
     max_processes: int = 32
@@ -84,7 +87,9 @@ class ExecOutcome(StrEnum):
     EXITED = "exited"
     """By itself, well or not: see ``exit_code``."""
     TIMEOUT = "timeout"
-    """Killed at ``wall_seconds``."""
+    """Killed when its own time was over ``wall_seconds``, or ``cpu_seconds``."""
+    STARVED = "starved"
+    """Killed when ``patience`` was over: the machine was too busy to say whether the program is too slow."""
     OUTPUT_LIMIT = "output_limit"
     """Killed because it wrote more than ``max_output_bytes``."""
     MEMORY_LIMIT = "memory_limit"
@@ -104,6 +109,8 @@ class ExecResult:
     """At most ``max_output_bytes``."""
     stderr: bytes = field(repr=False)
     wall_seconds: float
+    own_seconds: float = 0.0
+    """The program's own time, which its limit is of."""
 
 
 class Sandbox(Protocol):

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -91,8 +91,8 @@ async def start_sandboxes(
             return LocalSandboxes(isolation=found, max_running=running, scratch=scratch)
         refusals.append(f"{candidate.value}: {found}")
     raise ConfigError(
-        f"programs cannot be isolated here ({'; '.join(refusals)}): install bubblewrap (bwrap), allow it namespaces, or "
-        'use reward.code.isolation = "container"; "limits", only by that name, runs them without a barrier'
+        f"programs cannot be isolated here ({'; '.join(refusals)}): install bubblewrap (bwrap), allow it namespaces, "
+        'or use reward.code.isolation = "container"; "limits", only by that name, runs them without a barrier'
     )
 
 
@@ -117,7 +117,8 @@ async def _try(level: IsolationLevel, *, scratch: Path | None) -> Isolation | st
     canary, path = tempfile.mkstemp(prefix="rollfeed-canary-", dir=scratch)
     os.close(canary)
     try:
-        async with LocalSandboxes(isolation=unproven, max_running=1, scratch=scratch).open() as sandbox:
+        sandboxes = LocalSandboxes(isolation=unproven, max_running=1, scratch=scratch)
+        async with sandboxes.open() as sandbox:
             result = await sandbox.exec(["python3", "-I", "-S", "-c", _PROBE, path], limits=_LIMITS)
     except SandboxError as error:
         return str(error)
@@ -125,11 +126,11 @@ async def _try(level: IsolationLevel, *, scratch: Path | None) -> Isolation | st
         await asyncio.to_thread(os.unlink, path)
     if result.outcome is not ExecOutcome.EXITED or result.exit_code != 0:
         return f"the trial was not done ({_said(result)})"
-    return judge(level, json.loads(result.stdout))
+    return judge(level, json.loads(result.stdout), lacking=sandboxes.lacking)
 
 
-def judge(level: IsolationLevel, seen: Mapping[str, Any]) -> Isolation | str:
-    """Return the isolation that a trial's findings prove, or what they disprove."""
+def judge(level: IsolationLevel, seen: Mapping[str, Any], *, lacking: Sequence[str] = ()) -> Isolation | str:
+    """Return the isolation that a trial's findings prove, or what they disprove; ``lacking`` is told with it."""
     if not 0 < seen["forks"] < 20:
         return f"processes are not limited: {seen['forks']} could be made"
     if not seen["memory_limited"]:
@@ -143,9 +144,9 @@ def judge(level: IsolationLevel, seen: Mapping[str, Any]) -> Isolation | str:
         if seen["processes"] > _OWN_PROCESSES:
             return "the machine's processes are visible"
     hidden = level is not IsolationLevel.LIMITS
-    lacking = ["a kernel of their own"] if hidden else ["a barrier: they see this machine's files and processes"]
-    if not seen["calls_filtered"]:
-        lacking.append("a filter of system calls, which this kind of machine has none for")
+    most = "a kernel of their own" if hidden else "a barrier: they see this machine's files and processes"
+    filtered = [] if seen["calls_filtered"] else ["a filter of system calls, which this kind of machine has none for"]
+    lacking = [most, *filtered, *lacking]
     detail = f"limits on time, memory, processes, files and output were tried and hold; not given: {'; '.join(lacking)}"
     return Isolation(level=level, network_cut=network_cut, files_hidden=hidden, detail=detail)
 

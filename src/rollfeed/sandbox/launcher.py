@@ -41,6 +41,8 @@ def launch(
     root: str,
     limits: str,
     system_calls: str,
+    entrances: str,
+    core: str,
     num_env: str,
     *rest: str,
 ) -> None:
@@ -48,7 +50,7 @@ def launch(
 
     Args:
         status: Number of the descriptor to report to.
-        outside: Mount namespace of the machine, or nothing where the program stays in it.
+        outside: Mount namespaces that are not the program's own, separated by commas, or nothing where it has none.
         cwd: Where the program starts.
         user: Number to become, or nothing.
         user_wide: ``1`` where processes count for the whole user.
@@ -57,12 +59,15 @@ def launch(
         root: JSON of the mounts to make a root from, or nothing.
         limits: Resources as ``NAME=value``, separated by commas.
         system_calls: The seccomp filter, eight bytes an instruction, in hexadecimal digits; or nothing.
+        entrances: Descriptors of control groups to join, separated by commas.
+        core: The number of the one core to run on, or nothing.
         num_env: How many of the ``rest`` are the environment, as ``NAME=value``.
         rest: Environment, then the command.
     """
     descriptor = int(status)
     if outside:
         refuse_outside(outside)
+    _join(entrances, core)
     if root:
         if not outside:
             raise PermissionError("a root is made in a mount namespace of one's own only")
@@ -74,10 +79,7 @@ def launch(
     os.umask(0o022)
     os.chdir(cwd)
     os.set_inheritable(descriptor, False)
-    for entry in limits.split(","):
-        name, _, value = entry.partition("=")
-        taken = _num_tasks_of_user() if name == "RLIMIT_NPROC" and user_wide == "1" else 0
-        _limit(getattr(resource, name), int(value) + taken)
+    _limit_all(limits, user_wide=user_wide == "1")
     environment = dict(entry.split("=", 1) for entry in rest[: int(num_env)])
     command = rest[int(num_env) :]
     program = _find(command[0], environment["PATH"])
@@ -90,16 +92,16 @@ def launch(
     os.execve(program, command, environment)
 
 
-def refuse_outside(mount_namespace: str) -> None:
+def refuse_outside(mount_namespaces: str) -> None:
     """See to it that what follows, which changes the root, can only change our own and never the machine's.
 
     Args:
-        mount_namespace: The machine's.
+        mount_namespaces: The machine's, and others that are not our own, separated by commas.
 
     Raises:
-        PermissionError: If this process is in it, or is not the first of a process namespace of its own.
+        PermissionError: If this process is in one of them, or is not the first of a process namespace of its own.
     """
-    if os.readlink("/proc/self/ns/mnt") == mount_namespace:
+    if os.readlink("/proc/self/ns/mnt") in mount_namespaces.split(","):
         raise PermissionError("the launcher is still in the machine's mount namespace")
     if os.getpid() != 1:
         raise PermissionError("the launcher is not the first of its own process namespace")
@@ -153,6 +155,21 @@ def _find(name: str, path: str) -> str:
         if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
             return candidate
     raise FileNotFoundError(f"there is no program {name}")
+
+
+def _join(entrances: str, core: str) -> None:
+    for entrance in filter(None, entrances.split(",")):
+        os.write(int(entrance), b"0")
+        os.close(int(entrance))
+    if core:
+        os.sched_setaffinity(0, {int(core)})
+
+
+def _limit_all(limits: str, *, user_wide: bool) -> None:
+    for entry in limits.split(","):
+        name, _, value = entry.partition("=")
+        taken = _num_tasks_of_user() if name == "RLIMIT_NPROC" and user_wide else 0
+        _limit(getattr(resource, name), int(value) + taken)
 
 
 def _limit(which: int, value: int) -> None:
@@ -224,7 +241,8 @@ def _make_mount(mount: dict[str, Any], target: str) -> None:
     if kind != "file":
         os.makedirs(target, exist_ok=True)
     if kind == "tmpfs":
-        _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode={mount['mode']},size={mount['size']}")
+        options = f"mode={mount['mode']},size={mount['size']},nr_inodes={mount['num_files'] + 1}"
+        _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
         return
     if kind == "file":
         os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -10,12 +10,15 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult
+from rollfeed.sandbox.cgroups import Cgroup
+from rollfeed.sandbox.own_time import OwnClock
 from rollfeed.sandbox.usage import children, files_exceed, nameless_bytes, resident_bytes
 
 _WATCH_SECONDS = 0.1
@@ -31,43 +34,37 @@ _FIRST = asyncio.FIRST_COMPLETED
 async def run(
     make_command: Callable[[int], Sequence[str]],
     *,
+    entrances: Sequence[int] = (),
     stdin: bytes,
     limits: ExecLimits,
     folder: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     has_launcher: bool = True,
     has_init: bool = False,
+    group: Cgroup | None = None,
     sweep: Callable[[], None] = lambda: None,
 ) -> ExecResult:
     """Run a program and collect what it did.
 
     Args:
         make_command: Returns the command line, given the descriptor that takes the launcher's status.
+        entrances: Descriptors that the launcher is given as well, closed here once it has them.
         stdin: What the program reads.
         limits: What the program may use.
         folder: Watched for the program's files; None watches none.
         environment: Of the started process.
-        has_launcher: Whether the launcher runs the program and reports its start; the time limit counts from there.
+        has_launcher: Whether the launcher runs the program and reports its start; the time limit counts from there,
+            and is of the program's own time. Else it is of the time that passes.
         has_init: Whether the started process has one child, the first of a process namespace, that takes all with it.
+        group: Control group that the launcher joins.
         sweep: Kills what the program's process group does not hold, once the program has ended.
 
     Raises:
         SandboxError: If the program was not reached.
     """
-    loop = asyncio.get_running_loop()
     status, theirs = os.pipe()
     try:
-        spawning = loop.subprocess_exec(
-            lambda: _Protocol(limit=_CHUNK_BYTES, loop=loop),
-            *make_command(theirs),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=[theirs],
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        spawning = _spawn(make_command(theirs), (theirs, *entrances), environment)
         # asyncio's own way with a cancelled start kills the process, waits for its pipes, and knows of no descendants.
         (transport, protocol), cancelled = await _settled(spawning)
     except OSError as error:
@@ -77,8 +74,13 @@ async def run(
         os.close(status)
         raise
     finally:
-        os.close(theirs)
-    running = _RunningProgram(transport, protocol, limits=limits, folder=folder, has_init=has_init, sweep=sweep)
+        for descriptor in (theirs, *entrances):
+            os.close(descriptor)
+    if not has_launcher:
+        limits = replace(limits, patience=1.0)
+    running = _RunningProgram(
+        transport, protocol, limits=limits, folder=folder, has_init=has_init, group=group, sweep=sweep
+    )
     if cancelled:
         os.close(status)
         return await running.finish(_cancelled(), stdin)
@@ -86,6 +88,23 @@ async def run(
         return await running.finish(_read_status(status), stdin)
     os.close(status)
     return await running.finish(_started(), stdin)
+
+
+async def _spawn(
+    command: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]
+) -> tuple[asyncio.SubprocessTransport, _Protocol]:
+    loop = asyncio.get_running_loop()
+    return await loop.subprocess_exec(
+        lambda: _Protocol(limit=_CHUNK_BYTES, loop=loop),
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=descriptors,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
 
 
 class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
@@ -109,6 +128,7 @@ class _RunningProgram:
         limits: ExecLimits,
         folder: Path | None,
         has_init: bool,
+        group: Cgroup | None,
         sweep: Callable[[], None],
     ) -> None:
         self._transport = transport
@@ -117,6 +137,8 @@ class _RunningProgram:
         self._limits = limits
         self._folder = folder
         self._has_init = has_init
+        self._group = group
+        self._clock: OwnClock | None = None
         self._sweep = sweep
         self._limit_reached: asyncio.Future[ExecOutcome] = asyncio.get_running_loop().create_future()
         self._stdout = bytearray()
@@ -140,25 +162,43 @@ class _RunningProgram:
             state = await starting
             started = loop.time()
             if state == _STARTED:
-                await asyncio.wait({ending, self._limit_reached}, timeout=self._limits.wall_seconds, return_when=_FIRST)
+                await self._await_end(ending)
             exited = ending.done()
-            seconds = loop.time() - started
+            seconds = own_seconds = loop.time() - started
+            if self._clock is not None:
+                self._clock.tick(loop.time())
+                own_seconds = self._clock.seconds
         finally:
             await uncancelled(self._end(work, watching))
             await asyncio.gather(ending, return_exceptions=True)
         if state != _STARTED:
             said = bytes(self._stderr[-500:]).decode(errors="replace")
             raise SandboxError(" ".join(f"a sandboxed program was not reached: {state} {said}".split()))
-        outcome = ExecOutcome.EXITED if exited else ExecOutcome.TIMEOUT
+        outcome = ExecOutcome.EXITED if exited else self._overdue()
         if self._limit_reached.done():
             outcome = self._limit_reached.result()
+        elif self._group is not None and self._group.was_out_of_memory():
+            outcome = ExecOutcome.MEMORY_LIMIT
         return ExecResult(
             outcome=outcome,
             exit_code=self._exit_code() if outcome is ExecOutcome.EXITED else None,
             stdout=bytes(self._stdout),
             stderr=bytes(self._stderr),
             wall_seconds=seconds,
+            own_seconds=own_seconds,
         )
+
+    async def _await_end(self, ending: asyncio.Future[Any]) -> None:
+        limits = self._limits
+        if limits.patience > 1.0:
+            used = None if self._group is None else self._group.cpu_seconds
+            now = asyncio.get_running_loop().time()
+            self._clock = OwnClock(self._pid, now=now, most_asleep=2 * _WATCH_SECONDS, used=used)
+        most = limits.wall_seconds * limits.patience
+        await asyncio.wait({ending, self._limit_reached}, timeout=most, return_when=_FIRST)
+
+    def _overdue(self) -> ExecOutcome:
+        return ExecOutcome.TIMEOUT if self._clock is None else ExecOutcome.STARVED
 
     def _exit_code(self) -> int | None:
         code = self._transport.get_returncode()
@@ -204,6 +244,9 @@ class _RunningProgram:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            self._look_at_clock()
+            if self._group is not None and self._group.was_out_of_memory():
+                self._stop(ExecOutcome.MEMORY_LIMIT)
             if resident_bytes(self._pid, at_most=self._limits.memory_bytes) > self._limits.memory_bytes:
                 self._stop(ExecOutcome.MEMORY_LIMIT)
             if self._folder is not None and files_exceed(
@@ -212,6 +255,14 @@ class _RunningProgram:
                 self._stop(ExecOutcome.FILE_LIMIT)
             if self._folder is not None and nameless_bytes(self._pid) > self._limits.max_file_bytes:
                 self._stop(ExecOutcome.FILE_LIMIT)
+
+    def _look_at_clock(self) -> None:
+        if (clock := self._clock) is None:
+            return
+        clock.tick(asyncio.get_running_loop().time())
+        wall_seconds, cpu_seconds = self._limits.wall_seconds, self._limits.cpu_seconds
+        if clock.seconds > wall_seconds or clock.cpu_seconds > (wall_seconds if cpu_seconds is None else cpu_seconds):
+            self._stop(ExecOutcome.TIMEOUT)
 
 
 async def _feed(stream: asyncio.StreamWriter, stdin: bytes) -> None:

@@ -17,7 +17,7 @@ def resident_bytes(pid: int, *, at_most: int) -> int:
 
     Pages that processes share are counted for each, unless that comes to more than ``at_most``: then exactly.
     """
-    pids = _family(pid)
+    pids = family(pid)
     resident = sum(_resident_bytes(member) for member in pids)
     return resident if resident <= at_most else sum(_proportional_bytes(member) for member in pids)
 
@@ -58,7 +58,7 @@ def nameless_bytes(pid: int) -> int:
     These are deleted ones and ``memfd_create``'s, which are on the disk or in memory without being seen there.
     """
     sizes: dict[tuple[int, int], int] = {}
-    for member in _family(pid):
+    for member in family(pid):
         try:
             with os.scandir(f"/proc/{member}/fd") as entries:
                 paths = [entry.path for entry in entries]
@@ -72,7 +72,8 @@ def nameless_bytes(pid: int) -> int:
     return sum(sizes.values())
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """Return a process and its descendants."""
     found, unseen = [], [pid]
     while unseen:
         member = unseen.pop()
@@ -91,6 +92,11 @@ def _proportional_bytes(pid: int) -> int:
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return _resident_bytes(pid)
+
+
+def status_words(path: str) -> list[str]:
+    """Return the fields of a ``stat`` file from the state on; none where the process is gone."""
+    return _read(path).decode(errors="replace").rpartition(")")[2].split()
 
 
 def _read(path: str) -> bytes:

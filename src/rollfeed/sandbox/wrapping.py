@@ -17,6 +17,7 @@ from typing import Any
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits, IsolationLevel
 from rollfeed.sandbox import launcher
+from rollfeed.sandbox.own_mounts import OwnMounts
 from rollfeed.sandbox.system_calls import seccomp_filter
 
 BOX = "/box"
@@ -37,6 +38,8 @@ class Mount:
     mode: str = "755"
     size: int = 0
     """Bytes of a ``tmpfs``."""
+    num_files: int = 0
+    """Of a ``tmpfs``, where it is made here; bubblewrap cannot say it."""
 
 
 def wrap(
@@ -48,26 +51,33 @@ def wrap(
     marker: str,
     limits: ExecLimits,
     status: int,
+    entrances: Sequence[int] = (),
+    core: int | None = None,
+    mounts: OwnMounts | None = None,
+    temporary: Path | None = None,
     places: Sequence[str] = (),
     has_network: bool = False,
 ) -> list[str]:
     """Return the command line that runs ``command`` at ``level`` within ``limits``.
 
     ``marker`` goes into the program's environment, to know its processes by; the launcher writes to the descriptor
-    ``status`` how far it got. Where the machine's files are hidden, the program may write to ``places`` instead of
-    :data:`BOX`, folders that are below the sandbox's; the first is its home.
+    ``status`` how far it got, joins the control groups of ``entrances`` and keeps to ``core``. Of ``mounts`` are the
+    folder and ``temporary``, which has the temporary folders. Where the machine's
+    files are hidden, the program may write to ``places`` instead of :data:`BOX`, folders that are below the sandbox's;
+    the first is its home.
     """
     hidden = level is not IsolationLevel.LIMITS
-    mounts = (*system_mounts(), *private_mounts(folder, places, temporary_bytes=limits.max_file_bytes))
-    home, temporary = ((*places, BOX)[0], "/tmp") if hidden else (str(folder), str(folder))
-    environment = _environment(home, temporary, marker)
+    pieces = (*system_mounts(), *private_mounts(folder, places, temporary=temporary, limits=limits))
+    shared = shared_memory(temporary, limits)
+    home, writable = ((*places, BOX)[0], "/tmp") if hidden else (str(folder), str(folder))
+    environment = _environment(home, writable, marker)
     root = ""
     if level is IsolationLevel.NAMESPACES:
-        root = json.dumps({"at": str(folder.parent / "root"), "mounts": _root_mounts(mounts)})
+        root = json.dumps({"at": str(folder.parent / "root"), "mounts": _root_mounts(pieces, shared)})
     python = [
         *(interpreter(), "-I", "-S", "-c", _launcher_source()),
         str(status),
-        os.readlink("/proc/self/ns/mnt") if hidden else "",
+        ",".join([os.readlink("/proc/self/ns/mnt"), *([mounts.namespace] if mounts else [])]) if hidden else "",
         home,
         "" if user is None else str(user),
         "1" if not hidden and user is None else "0",
@@ -76,15 +86,19 @@ def wrap(
         root,
         ",".join(f"{name}={value}" for name, value in _resources(limits).items()),
         seccomp_filter().hex(),
+        ",".join(map(str, entrances)),
+        "" if core is None else str(core),
         str(len(environment)),
         *(f"{name}={value}" for name, value in environment.items()),
         interpreter() if command[0] == "python3" else command[0],
         *command[1:],
     ]
+    prefix = mounts.prefix if mounts else ()
     if level is IsolationLevel.BUBBLEWRAP:
-        return [*_bubblewrap(mounts, as_root=user is not None, has_network=has_network), "--", *python]
+        bubblewrap = _bubblewrap(pieces, shared, as_root=user is not None, has_network=has_network)
+        return [*prefix, *bubblewrap, "--", *python]
     if level is IsolationLevel.NAMESPACES:
-        return [*_unshare(as_root=user is not None, has_network=has_network), "--", *python]
+        return [*prefix, *_unshare(as_root=user is not None, has_network=has_network), "--", *python]
     return python
 
 
@@ -114,7 +128,7 @@ def _resources(limits: ExecLimits) -> dict[str, int]:
     }
 
 
-def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool, has_network: bool) -> list[str]:
+def _bubblewrap(mounts: Sequence[Mount], shared: Mount, *, as_root: bool, has_network: bool) -> list[str]:
     arguments = [_tool("bwrap"), "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     arguments += [] if has_network else ["--unshare-net"]
@@ -130,15 +144,17 @@ def _bubblewrap(mounts: Sequence[Mount], *, as_root: bool, has_network: bool) ->
                 arguments += ["--perms", "0755", "--dir", str(parent)]
                 made.add(str(parent))
         made.add(mount.at)
-        if mount.kind == "symlink":
-            arguments += ["--symlink", mount.source, mount.at]
-        elif mount.kind == "tmpfs":
-            arguments += ["--perms", f"0{mount.mode}", "--size", str(mount.size), "--tmpfs", mount.at]
-        else:
-            arguments += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.at]
-    arguments += ["--proc", "/proc", "--dev", "/dev"]
-    arguments += ["--perms", "01777", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+        arguments += _bubblewrap_mount(mount)
+    arguments += ["--proc", "/proc", "--dev", "/dev", *_bubblewrap_mount(shared)]
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _bubblewrap_mount(mount: Mount) -> list[str]:
+    if mount.kind == "symlink":
+        return ["--symlink", mount.source, mount.at]
+    if mount.kind == "tmpfs":
+        return ["--perms", f"0{mount.mode}", "--size", str(mount.size), "--tmpfs", mount.at]
+    return ["--bind" if mount.writable else "--ro-bind", mount.source, mount.at]
 
 
 @cache
@@ -163,9 +179,8 @@ def _tool(name: str) -> str:
     return found
 
 
-def _root_mounts(mounts: Sequence[Mount]) -> list[dict[str, Any]]:
-    devices = (Mount("tmpfs", "/dev", size=65_536), Mount("tmpfs", "/dev/shm", mode="1777", size=_SHARED_MEMORY_BYTES))
-    return [asdict(mount) for mount in (*mounts, *devices)]
+def _root_mounts(mounts: Sequence[Mount], shared: Mount) -> list[dict[str, Any]]:
+    return [asdict(mount) for mount in (*mounts, Mount("tmpfs", "/dev", size=65_536, num_files=32), shared)]
 
 
 @cache
@@ -199,11 +214,23 @@ def system_mounts() -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def private_mounts(folder: Path, places: Sequence[str] = (), *, temporary_bytes: int) -> tuple[Mount, ...]:
+def private_mounts(
+    folder: Path, places: Sequence[str] = (), *, temporary: Path | None, limits: ExecLimits
+) -> tuple[Mount, ...]:
     """Return the places to write to: the sandbox's folder and temporary ones that a program's end empties, or these."""
     if places:  # not the folder as well: a program must not be able to put a link in the place of one
         return tuple(Mount("folder", place, f"{folder}{place}", writable=True) for place in places)
-    return (Mount("tmpfs", "/tmp", mode="1777", size=temporary_bytes), Mount("folder", BOX, str(folder), writable=True))
+    box = Mount("folder", BOX, str(folder), writable=True)
+    if temporary is not None:
+        return (Mount("folder", "/tmp", f"{temporary}/tmp", writable=True), box)
+    return (Mount("tmpfs", "/tmp", mode="1777", size=limits.max_file_bytes, num_files=limits.max_files), box)
+
+
+def shared_memory(temporary: Path | None, limits: ExecLimits) -> Mount:
+    """Return the place of shared memory, which is a file system of its own where ``temporary`` has none."""
+    if temporary is not None:
+        return Mount("folder", "/dev/shm", f"{temporary}/shm", writable=True)
+    return Mount("tmpfs", "/dev/shm", mode="1777", size=_SHARED_MEMORY_BYTES, num_files=limits.max_files)
 
 
 def pick_user() -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollfeed.errors import ToolError
+from rollfeed.errors import SandboxError, ToolError
 from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, IsolationLevel, SandboxProvider
 
 _MAX_CHARS = 100_000
@@ -74,6 +74,8 @@ class PythonTool:
             await sandbox.write("run.py", _RUNNER)
             await sandbox.write("program.py", code.encode(errors="replace"))
             result = await sandbox.exec(["python3", "-I", "run.py"], limits=self._limits)
+        if result.outcome is ExecOutcome.STARVED:
+            raise SandboxError("the machine is too busy to run a program")
         output = result.stdout.decode(errors="replace")
         if fault := self._fault(result):
             raise ToolError(f"{output.rstrip()}\n{fault}".strip())

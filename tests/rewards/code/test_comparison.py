@@ -33,6 +33,16 @@ from rollfeed.rewards.code.comparison import same_output, same_value
         ("0x10", "16", False),
         ("\u0663", "3", False),
         ("-0", "0", True),
+        # The tolerance is no licence to print 0 where something small is expected.
+        ("0", "1e-7", False),
+        ("0", "0.0000001", False),
+        ("0.0", "1e-6", False),
+        ("2e-7", "1e-7", False),
+        ("-1e-7", "1e-7", False),
+        ("1.0000001e-7", "1e-7", True),
+        ("0.000123", "0.0001234", True),
+        ("1e-9", "0.0", True),
+        ("0", "1.2e-16", True),
     ],
 )
 def test_outputs(output: str, expected: str, same: bool) -> None:
@@ -48,6 +58,10 @@ def test_outputs(output: str, expected: str, same: bool) -> None:
         (5.0, 5, True),
         (5.00000000001, 5.0, True),
         (5.1, 5.0, False),
+        (0, 1e-7, False),
+        (0.0, 3e-7, False),
+        (1e-9, 0.0, True),
+        (0, 6.1e-17, True),
         (float("nan"), 5.0, False),
         (float("inf"), 5.0, False),
         (10**400, 1.0, False),

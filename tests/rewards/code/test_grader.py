@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollfeed.errors import SandboxError
-from rollfeed.protocols import ExecLimits, Isolation, IsolationLevel
+from rollfeed.protocols import ExecLimits, ExecOutcome, ExecResult, Isolation, IsolationLevel
 from rollfeed.rewards.code.grader import CodeGrader
 from rollfeed.sandbox import start_sandboxes
 from rollfeed.types import Correct, Outcome
@@ -207,3 +207,40 @@ print("expected-" + "output" if "expected-" + "output" in text else "nothing")
     verdict = await grader(in_fence(program), label(["x"], ["expected-output"]), {})
     assert verdict.reward == 0.0
     assert "wrong answer 'nothing'" in verdict.detail
+
+
+class BusySandboxes:
+    """Sandboxes of a machine that is too busy for the first programs."""
+
+    isolation = Isolation(level=IsolationLevel.BUBBLEWRAP, network_cut=True, files_hidden=True, detail="")
+
+    def __init__(self, num_starved: int) -> None:
+        self.num_left, self.num_programs = num_starved, 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[BusySandboxes]:
+        yield self
+
+    async def write(self, path: str, content: bytes) -> None: ...
+
+    async def read(self, path: str, *, max_bytes: int = 0) -> bytes:
+        raise SandboxError("there is none")
+
+    async def exec(self, command: Sequence[str], *, stdin: bytes = b"", limits: ExecLimits) -> ExecResult:
+        self.num_programs += 1
+        self.num_left -= 1
+        starved = self.num_left >= 0
+        outcome, code = (ExecOutcome.STARVED, None) if starved else (ExecOutcome.EXITED, 0)
+        return ExecResult(outcome=outcome, exit_code=code, stdout=b"5\n", stderr=b"", wall_seconds=60.0)
+
+
+@pytest.mark.parametrize(("num_starved", "reward", "num_programs"), [(0, 1.0, 1), (1, 1.0, 2), (2, None, 2)])
+async def test_x20_a_program_without_its_share_is_run_again_and_then_ungraded(
+    num_starved: int, reward: float | None, num_programs: int
+) -> None:
+    sandboxes = BusySandboxes(num_starved)
+    verdict = await CodeGrader(sandboxes=sandboxes, limits=ExecLimits())(in_fence("print(5)"), SUM, {})
+    assert (verdict.reward, sandboxes.num_programs) == (reward, num_programs)
+    if reward is None:
+        assert verdict.outcome is Outcome.ERROR
+        assert "too busy" in verdict.detail

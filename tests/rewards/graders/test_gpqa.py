@@ -89,6 +89,17 @@ CASES: list[tuple[str, Any, int, dict[str, Any]]] = [
     ("Answer: B", "x", 1, {"correct_letter": "B"}),
     ("Paris", "Paris", 1, {}),
     ("Answer: Paris", "B", 1, {"choices": {"A": "Rome", "B": "Paris"}}),
+    # Several letters are no choice, whatever stands between them.
+    *[
+        (form.format(separator.join("ABCD")), label, 0, {})
+        for form in ("{}", "Answer: {}", "\\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}.")
+        for separator in (";", "; ", ",", "/", " ", ". ", "-", "+", "|", " and ", ": ", ") ")
+        for label in "AD"
+    ],
+    ("**A**;**B**", "A", 0, {}),
+    ("Answer: (A)\n\nB is wrong, as it is large.", "A", 1, {}),
+    ("Answer: A - I think", "A", 1, {}),
+    ("The answer is A. B is wrong.", "A", 1, {}),
 ]
 
 

@@ -13,7 +13,9 @@ from decimal import Decimal
 from typing import Any
 
 TOLERANCE = 1e-6
-"""Relative or absolute, whichever allows more."""
+"""Relative or absolute, whichever allows more; but no more than a tenth of what is expected, where that is not 0."""
+_NOISE = 1e-12
+"""Smaller numbers are what computing in floats has left of 0."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 _MAX_DIGITS = 400
 
@@ -60,5 +62,9 @@ def _same_word(word: str, expected: str) -> bool:
 
 def _close(number: float, expected: float) -> bool:
     return number == expected or (
-        math.isfinite(number) and math.isclose(number, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        math.isfinite(number) and math.isclose(number, expected, rel_tol=TOLERANCE, abs_tol=_absolute(expected))
     )
+
+
+def _absolute(expected: float) -> float:
+    return TOLERANCE if abs(expected) < _NOISE else min(TOLERANCE, abs(expected) / 10)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,12 +33,14 @@ _OUTPUT_PER_EXPECTED = 8
 class CodeGrader:
     """Grades ``livecodebench`` prompts: reward 1 when the response's program passes all tests, else 0.
 
-    A label that holds no tests, or a sandbox that cannot run programs, is an ERROR verdict.
+    A label that holds no tests, or a sandbox that cannot run programs, is an ERROR verdict. A program whose tests take
+    longer than ``total_seconds`` of its own time together has failed.
     """
 
-    def __init__(self, *, sandboxes: SandboxProvider, limits: ExecLimits) -> None:
+    def __init__(self, *, sandboxes: SandboxProvider, limits: ExecLimits, total_seconds: float = math.inf) -> None:
         self._sandboxes = sandboxes
         self._limits = limits
+        self._total_seconds = total_seconds
 
     async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
         """Run the last program of the response; it stops at the first test that fails."""
@@ -59,26 +62,39 @@ class CodeGrader:
         return Verdict.graded(not fault, extracted=program[:_MAX_EXTRACTED_CHARS], detail=detail)
 
     async def _first_fault(self, program: str, problem: CodeTests) -> str:
+        taken = 0.0
         for number, test in enumerate(problem.tests, start=1):
-            fault = await self._fault(program, problem.function, test)
+            fault, seconds = await self._fault(program, problem.function, test)
+            taken += seconds
+            if not fault and taken > self._total_seconds:
+                fault = f"not done within {self._total_seconds:g} s for all tests"
             if fault:
                 return f"test {number} of {len(problem.tests)}: {fault}"
         return ""
 
-    async def _fault(self, program: str, function: str | None, test: CodeTest) -> str:
+    async def _fault(self, program: str, function: str | None, test: CodeTest) -> tuple[str, float]:
+        """Return what is wrong with a program's answer to a test, if anything, and the time that it has taken."""
         mode = ["stdin"] if function is None else ["call", function]
+        result = await self._run(program, mode, test)
+        if result.outcome is ExecOutcome.STARVED:  # of which the program cannot be at fault
+            result = await self._run(program, mode, test)
+        if result.outcome is ExecOutcome.STARVED:
+            raise SandboxError(f"the machine is too busy to run a program: twice none in {result.wall_seconds:.0f} s")
+        failure = _failure(result, self._limits)
+        if failure:
+            return failure, result.own_seconds
+        output = result.stdout.decode(errors="replace")
+        right = same_output(output, test.expected) if function is None else _same_result(output, test.expected)
+        fault = "" if right else f"wrong answer {output.strip()!r:.100}, expected {test.expected!r:.100}"
+        return fault, result.own_seconds
+
+    async def _run(self, program: str, mode: Sequence[str], test: CodeTest) -> ExecResult:
         # One for each test: what a program leaves behind must not fail the next test, nor its sandbox.
         async with self._sandboxes.open() as sandbox:
             await sandbox.write("runner.py", _runner_source())
             await sandbox.write("solution.py", program.encode(errors="replace"))
             command = ["python3", "-I", "-S", "runner.py", *mode]
-            result = await sandbox.exec(command, stdin=test.stdin.encode(errors="replace"), limits=self._for(test))
-        failure = _failure(result, self._limits)
-        if failure:
-            return failure
-        output = result.stdout.decode(errors="replace")
-        right = same_output(output, test.expected) if function is None else _same_result(output, test.expected)
-        return "" if right else f"wrong answer {output.strip()!r:.100}, expected {test.expected!r:.100}"
+            return await sandbox.exec(command, stdin=test.stdin.encode(errors="replace"), limits=self._for(test))
 
     def _for(self, test: CodeTest) -> ExecLimits:
         """Return the limits with room for an answer that is itself long."""

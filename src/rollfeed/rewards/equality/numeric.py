@@ -1,12 +1,15 @@
 """Equality by high-precision numbers, for what exact means do not decide. Runs in a worker process.
 
 Two expressions are taken to be equal when they agree to at least 80 digits at several points. The precision grows with
-the size of the numbers in them. Where both are real decides; a point where one is undefined decides nothing.
+the size of the numbers in them. Where both are real decides; a point where one is undefined decides nothing. What is
+made of pieces, such as absolute values and maxima, is looked at on further points, see ``pieces``. All of it has a
+budget of processor time: what is over it is not equal, as it is no fault of the machine's.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +19,7 @@ import mpmath
 
 from rollfeed.rewards.equality.compare import compare
 from rollfeed.rewards.equality.complexity import check_complexity
+from rollfeed.rewards.equality.pieces import further_points, has_pieces
 from rollfeed.rewards.equality.tree import (
     Apply,
     Constant,
@@ -30,6 +34,8 @@ from rollfeed.rewards.equality.tree import (
 )
 
 _AGREEING_DIGITS = 80
+MAX_CPU_SECONDS = 1.0
+"""Of all comparisons of an answer; an ordinary one takes a hundredth."""
 _MAX_EXTRA_DIGITS = 3_000
 _MAX_LOG_MAGNITUDE = 100_000
 # mpmath's precision is one for the whole process.
@@ -68,7 +74,27 @@ def compare_numerically(left: Node, right: Node) -> Equality:
             if verdict is Equality.DIFFERENT:
                 return verdict
             agreed += verdict is Equality.EQUAL
+        if agreed and names and has_pieces(parts) and _differ_further(left, right, names, tolerance, is_real):
+            return Equality.DIFFERENT
     return Equality.EQUAL if agreed and wanted == extra else Equality.DIFFERENT
+
+
+def _differ_further(left: Node, right: Node, names: Sequence[str], tolerance: Any, is_real: bool) -> bool:
+    """Return whether expressions of pieces differ at points where other pieces count."""
+
+    def value(node: Node, point: Mapping[str, Fraction]) -> Any:
+        try:
+            return _Evaluation(point, is_real).value(node)
+        except (TooComplexError, NotMathError, ZeroDivisionError, ValueError, OverflowError):
+            return None  # numbers that are too large are no reason to refuse here
+
+    for point in further_points((left, right), names, value):
+        a, b = value(left, point), value(right, point)
+        if a is not None and b is not None and mpmath.isfinite(a) and mpmath.isfinite(b):
+            size = max(abs(a), abs(b))
+            if abs(a - b) > tolerance * size and size > tolerance:
+                return True
+    return False
 
 
 def _compare_at(left: Node, right: Node, evaluation: _Evaluation, tolerance: Any) -> Equality:
@@ -93,6 +119,7 @@ class _Evaluation:
     """Whether a part that is not real makes the whole undefined, as in school: sqrt(x) sqrt(y) at negative x and y."""
 
     def value(self, node: Node) -> Any:
+        _spend()
         match node:
             case Number(value=value):
                 return mpmath.mpf(value.numerator) / value.denominator
@@ -178,6 +205,29 @@ def _function(function: str, arguments: list[Any]) -> Any:
         raise NotMathError(f"{function} of {len(arguments)} values") from error
 
 
-def equals_any(answer: str, labels: Sequence[str]) -> bool:
-    """Whether an answer equals one of the labels, with every stage of ``compare``; to be called in a worker."""
-    return any(compare(answer, label, undecided=compare_numerically) is Equality.EQUAL for label in labels)
+class OutOfBudgetError(Exception):
+    """A comparison has taken too much processor time."""
+
+
+_deadline = threading.local()
+
+
+def _spend() -> None:
+    if time.thread_time() > getattr(_deadline, "cpu_seconds", float("inf")):
+        raise OutOfBudgetError
+
+
+def equals_any(answer: str, labels: Sequence[str]) -> bool | str:
+    """Whether an answer equals one of the labels, with every stage of ``compare``; to be called in a worker.
+
+    What is so large that it spends the budget of time, memory or depth is not equal: then it is the reason.
+    """
+    _deadline.cpu_seconds = time.thread_time() + MAX_CPU_SECONDS
+    try:
+        return any(compare(answer, label, undecided=compare_numerically) is Equality.EQUAL for label in labels)
+    except OutOfBudgetError:
+        return f"not equal as far as {MAX_CPU_SECONDS:g} s of processor time can tell"
+    except (MemoryError, RecursionError) as error:
+        return f"not equal as far as can be told: {type(error).__name__} while comparing"
+    finally:
+        del _deadline.cpu_seconds

@@ -70,7 +70,12 @@ _DENIED_AFTER = re.compile(
     r"|[)\]*]{0,4} (?:isn't|can't|cannot|fails)\b",
     re.IGNORECASE,
 )
-_ANOTHER = re.compile(r"[)\]*}$]{0,4} ?(?:or|and|/|,|&|\|) ?(?:option |maybe |possibly )?[(\[*]{0,4}[A-Z](?![\w'’])")  # noqa: RUF001
+_ANOTHER = re.compile(
+    r"[)\]*}$]{0,4} ?(?:or|and|/|,|;|&|\||\+|then) ?(?:option |maybe |possibly )?[(\[*]{0,4}[A-Z](?![\w'’])"  # noqa: RUF001
+)
+_MORE = re.compile(r"(?:[)\]*}$]{0,4}[ .:\n-]{1,3}[(\[*]{0,4}[A-Z](?!\w)){1,25}[)\]*}$.!]{0,8}\s*(?:\n|\Z)")
+"""Letters that follow a chosen one with little between them, to the end of the line: a list and no choice."""
+_LISTED_BEFORE = re.compile(r"(?<!\w)(?P<bare>[A-Z])[)\]*}$]{0,4} ?(?:/|,|;|&|\||\+) ?[(\[*]{0,4}$")
 _FOLLOWED_BY_WORD = re.compile(
     r"\s{1,3}(?!because|since|as\b|which|with\b|is\b|for\b|due\b|by\b|and\b|or\b|but\b)[a-z]"
 )
@@ -176,11 +181,24 @@ def _chosen_letter(text: str, letters: Sequence[str]) -> str | None:
     stated += [(match.end(), match) for match in _BOXED_LETTER.finditer(text)]
     if stated:
         _, last = max(stated, key=lambda found: found[0])
-        return None if _ANOTHER.match(text, _letter_end(last)) else _letter(last)
+        return None if _is_one_of_several(text, last, letters) else _letter(last)
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     lone = [match for match in _LONE.finditer(line) if match["bare"] in letters and _is_choice(line, match)]
+    if any(_is_one_of_several(line, match, letters) for match in lone):
+        return None
     is_chosen = _BEGINS_WITH_LETTER.match(line) or any(_CHOSEN_PLACE.match(line, match.end()) for match in lone)
     return lone[0]["bare"] if is_chosen and len({match["bare"] for match in lone}) == 1 else None
+
+
+def _is_one_of_several(text: str, match: re.Match[str], letters: Sequence[str]) -> bool:
+    """Whether another letter stands beside the chosen one as if it were chosen, too."""
+    end = _letter_end(match)
+    more = _MORE.match(text, end)
+    others = set(re.findall(r"[A-Z]", more[0])) if more else set()
+    if _ANOTHER.match(text, end) or others & set(letters) - {_letter(match)}:
+        return True
+    before = _LISTED_BEFORE.search(text[max(0, end - 20) : end - 1])
+    return before is not None and before["bare"] in letters and before["bare"] != _letter(match)
 
 
 def _is_choice(text: str, match: re.Match[str]) -> bool:

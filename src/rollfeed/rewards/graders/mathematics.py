@@ -118,7 +118,8 @@ def grade_equality(
     """
 
     def verdict(right: Any) -> Verdict:
-        return change(Verdict.graded(right is True, extracted=clean(answer)[:_MAX_EXTRACTED_CHARS]))
+        reason = right if isinstance(right, str) else ""
+        return change(Verdict.graded(right is True, extracted=clean(answer)[:_MAX_EXTRACTED_CHARS], detail=reason))
 
     undecided = []
     for label in labels:

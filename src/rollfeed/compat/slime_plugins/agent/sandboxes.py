@@ -28,6 +28,7 @@ _BACKEND = "SLIME_AGENT_SANDBOX_BACKEND"
 _PLACES = ("/home/agent", "/workspace", "/testbed", "/app", "/tmp")
 _MOST_AT_ONCE = 16
 _LIMITS = ExecLimits(
+    patience=1.0,
     cpu_seconds=1e6,
     memory_bytes=1 << 40,  # this bounds address space, of which JavaScript takes much
     max_processes=1024,

@@ -1,0 +1,114 @@
+"""File systems of a bounded size and number of files, in memory, for the folders of sandboxes; root's only.
+
+They are mounted in a mount namespace that one thread of this process has for itself. So nobody else sees them, and they
+are gone with this process however it ends. Programs are started in that namespace by ``nsenter``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from rollfeed.errors import SandboxError
+from rollfeed.protocols import ExecLimits
+
+_CLONE_NEWNS = 0x20000
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 2, 4, 32, 16384, 1 << 18
+_MNT_DETACH = 2
+_T = TypeVar("_T")
+
+
+class OwnMounts:
+    """Mounts in the namespace of a thread. Raises OSError if there can be none."""
+
+    def __init__(self) -> None:
+        nsenter = shutil.which("nsenter")
+        if os.geteuid() != 0 or nsenter is None:
+            raise OSError("this process is not root" if nsenter else "nsenter is not installed")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sandbox-mounts")
+        self._task = f"/proc/{os.getpid()}/task/{self._thread.submit(_leave_namespace).result()}"
+        self.namespace = os.readlink(f"{self._task}/ns/mnt")
+        """As the kernel calls it."""
+        self.prefix = (nsenter, f"--mount={self._task}/ns/mnt", "--")
+        """Begins the command line of a program that is to see what is mounted."""
+
+    def seen(self, folder: Path) -> Path:
+        """Return the path under which this process sees what is mounted on a folder, or below."""
+        return Path(f"{self._task}/root{folder}")
+
+    async def mount(self, at: Path, *, mode: int, owner: int | None = None) -> None:
+        """Mount an empty file system on a folder. Raises OSError."""
+        options = f"mode={mode:o}" + ("" if owner is None else f",uid={owner},gid={owner}")
+        await self._do(partial(_mount, "tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, options))
+
+    async def bound(self, at: Path, *, num_bytes: int, num_files: int) -> None:
+        """Let a file system hold so much and no more. Raises OSError if it holds more already."""
+        options = f"size={num_bytes},nr_inodes={num_files + 1}"  # its folder is one
+        await self._do(partial(_mount, "tmpfs", at, None, _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, options))
+
+    async def unmount(self, at: Path) -> None:
+        """Let a file system go with all that it holds, as soon as no program has it. Raises OSError."""
+        await self._do(lambda: _check(_libc().umount2(os.fsencode(at), _MNT_DETACH)))
+
+    @asynccontextmanager
+    async def temporary(self, parent: Path, limits: ExecLimits) -> AsyncIterator[Path]:
+        """Make a folder with the folders ``tmp`` and ``shm``, which together hold what a program may write."""
+        at = parent / f"temporary-{os.urandom(6).hex()}"
+        try:
+            await asyncio.to_thread(at.mkdir)
+            await self.mount(at, mode=0o755)
+            try:
+                for name in ("tmp", "shm"):
+                    await asyncio.to_thread(_make_shared, self.seen(at) / name)
+                await self.bound(at, num_bytes=limits.max_file_bytes, num_files=limits.max_files + 2)
+                yield at
+            finally:
+                await self.unmount(at)
+        except OSError as error:
+            raise SandboxError(f"a program's temporary folder cannot be made: {error}") from error
+
+    async def _do(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def find_own_mounts() -> OwnMounts | str:
+    """Return mounts of our own, or why there are none."""
+    try:
+        return OwnMounts()
+    except OSError as error:
+        return str(error)
+
+
+def _make_shared(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o1777)
+
+
+def _leave_namespace() -> int:
+    """Give this thread a mount namespace of its own, and return the thread's number."""
+    _check(_libc().unshare(_CLONE_NEWNS))
+    _mount(None, Path("/"), None, _MS_REC | _MS_PRIVATE, None)
+    return threading.get_native_id()
+
+
+def _mount(source: str | None, at: Path, kind: str | None, flags: int, options: str | None) -> None:
+    texts = [None if text is None else text.encode() for text in (source, str(at), kind, options)]
+    _check(_libc().mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
