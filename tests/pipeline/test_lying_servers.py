@@ -146,7 +146,7 @@ def check_run(make_rollouts: Any, mode: str, *, steps: int, **limits: Any) -> Ru
 
 @pytest.mark.parametrize("mode", list(MODES))
 def test_a_run_counts_every_lie_and_trains_none(make_rollouts: Any, mode: str) -> None:
-    check_run(make_rollouts, mode, steps=4, times=1)
+    check_run(make_rollouts, mode, steps=6, times=1)
 
 
 @pytest.mark.soak
