@@ -49,6 +49,7 @@ async def test_what_is_no_text_is_a_failure(box_of, value: Any) -> None:
         (SystemExit(3), "one failed: SystemExit: 3"),
         (asyncio.CancelledError(), "one was interrupted"),
         (RecursionError("deep"), "one failed: RecursionError: deep"),
+        (KeyboardInterrupt(), "one failed: KeyboardInterrupt"),
     ],
 )
 async def test_what_a_tool_raises_is_told(box_of, error: BaseException, told: str) -> None:

@@ -98,7 +98,7 @@ class LimitedToolbox:
             given = await tool.call(arguments)
         except ToolError as error:
             return ToolFailure(self._cut(str(error)))
-        except (Exception, SystemExit) as error:  # whatever a tool raises is told to the policy
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a tool raises is told to the policy
             cause = str(error) if isinstance(error, RollfeedError) else in_one_line(error)
             if tool.name not in self._complained:
                 self._complained.add(tool.name)
