@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from PIL import Image
 
-from rollfeed.base.serving import serve_application
 from rollfeed.config.pictures import PictureSettings
 from rollfeed.prompts.pictures import Fetcher, PictureLoader
 from rollfeed.prompts.pictures.fetching import is_public
@@ -139,8 +139,8 @@ async def web_of_pictures(content: bytes) -> AsyncIterator[tuple[str, list[str]]
 
     application = web.Application()
     application.router.add_get("/{path:.*}", answer)
-    async with serve_application(application, host="127.0.0.1", port=0) as address:
-        yield address.replace("127.0.0.1", "pictures.example"), asked
+    async with TestServer(application, host="127.0.0.1") as server:
+        yield f"http://pictures.example:{server.port}", asked
 
 
 def fetcher(max_bytes: int = 1 << 20) -> Fetcher:
