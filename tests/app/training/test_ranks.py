@@ -137,12 +137,8 @@ class ForkedRanks(RankGroup):
 
 def trained_alone(folder: Path, checkpoint: Path, out: Path, **changed: Any) -> tuple[list[float], dict[str, Tensor]]:
     """Return losses and weights of one process that trains on the batches of a run."""
-    train = {**changed.pop("train", {}), "num_processes": 1}
-    spec = spec_for(folder, checkpoint, **changed)
-    settings = spec.settings.model_copy(
-        update={"train": spec.settings.train.model_validate({**spec.settings.train.model_dump(), **train})}
-    )
-    trainer = make_trainer(prepare(RunSpec(settings, spec.folders)))
+    alone = {**changed, "train": {**changed.get("train", {}), "num_processes": 1}}
+    trainer = make_trainer(prepare(spec_for(folder, checkpoint, **alone)))
     losses = []
     with RunReader(out) as reader:
         for step in reader.steps():
