@@ -140,7 +140,8 @@ class Trainer:
         for buffer in exact.model.buffers():
             buffer.data = buffer.to(self.device)
         for policy in filter(None, (self._policy, self._reference)):
-            shard(policy.model, device=self.device, num_ranks=self._ranks.size, computes_in=options["autocast"])
+            types = {"computes_in": options["autocast"], "head_in": options["head_dtype"]}
+            shard(policy.model, device=self.device, num_ranks=self._ranks.size, **types)
             policy.device = self.device
         exact.device = self.device
         return exact

@@ -23,7 +23,7 @@ from torch import Tensor
 from rollfeed import app
 from rollfeed.app.build import prepare
 from rollfeed.app.training import trainers
-from rollfeed.app.training.checks import check_ranks
+from rollfeed.app.training.checks import check_training
 from rollfeed.app.training.trainers import make_trainer
 from rollfeed.cluster import HostDiedError
 from rollfeed.cluster.rank_group import RankGroup
@@ -215,7 +215,7 @@ def test_what_several_processes_cannot_train_is_refused(
     settings = spec_for(tmp_path, tiny_checkpoint, train={"num_processes": 64}).settings
     settings = settings.model_copy(update={section: getattr(settings, section).model_copy(update=changed)})
     with pytest.raises(ConfigError, match=message):
-        check_ranks(settings, tiny_checkpoint)
+        check_training(settings)
 
 
 LOSSES: dict[str, dict[str, Any]] = {

@@ -52,6 +52,7 @@ def check_training(settings: Settings) -> None:
     _check_that_it_can_learn(settings)
     _check_ratios(settings)
     _check_memory(settings)
+    check_ranks(settings)
     if train.device not in ("auto", "cpu"):
         # PyTorch takes seconds to import.
         from rollfeed.training.model import choose_device
@@ -72,16 +73,8 @@ def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: 
         form.headers(served_tensors(tensors, form.stored, tied_head=form.is_tied))
 
 
-def check_ranks(settings: Settings, serving: Path) -> None:
-    """Refuse what several processes cannot train, or have no room for.
-
-    Args:
-        settings: Of the run.
-        serving: The folder of ``model.checkpoint``.
-
-    Raises:
-        ConfigError: With the first such setting.
-    """
+def check_ranks(settings: Settings) -> None:
+    """Raise ConfigError where several processes cannot train what they should, or there are too few GPUs for them."""
     train, launch = settings.train, settings.engine.launch
     count, what = train.num_processes, f"train.num_processes = {train.num_processes}"
     if count == 1:
@@ -95,12 +88,6 @@ def check_ranks(settings: Settings, serving: Path) -> None:
         raise ConfigError(
             f"{what}: no process has all weights on its GPU, so that servers read them from files: set "
             'weights_transport = "disk", with weights_folder = "/dev/shm/weights" for files of memory, or "delta"'
-        )
-    is_quantised = servers is not None and bool((find_config(serving) or {}).get("quantization_config"))
-    if is_quantised and settings.weights.proof.num_texts != 0:
-        raise ConfigError(
-            f"{what}: that servers of a checkpoint in FP8 have new weights is proven by one process only: set "
-            "weights.proof.num_texts = 0"
         )
     if train.device == "cpu":
         return

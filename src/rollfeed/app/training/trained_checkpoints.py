@@ -9,7 +9,7 @@ from rollfeed.app.model import vocab_size_of
 from rollfeed.config import Settings
 from rollfeed.engine import resolve_checkpoint
 from rollfeed.engine.checkpoint import token_ids_of
-from rollfeed.errors import CheckpointError
+from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights, read_headers
 from rollfeed.weights import TRANSPORTS, ServingForm
 
@@ -27,6 +27,7 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
     """Find the checkpoints of a training; hub names are downloaded, GGUF files converted.
 
     Raises:
+        ConfigError: If weights could not be proven to have arrived.
         CheckpointError: If one is not there or quantised, is not of the model that ``serving`` is, or weights cannot be
             published in the form of that.
     """
@@ -40,6 +41,12 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
             f"{start}: its weights are quantised, and cannot be trained: set train.checkpoint to the same model in BF16"
         )
     servers = next(iter(settings.engine.servers.values()), None)
+    is_proven = settings.needs_engine and servers is not None and settings.weights.proof.num_texts != 0
+    if settings.train.num_processes > 1 and is_proven and (find_config(serving) or {}).get("quantization_config"):
+        raise ConfigError(
+            f"train.num_processes = {settings.train.num_processes}: that servers of a checkpoint in FP8 have new "
+            "weights is proven by one process only: set weights.proof.num_texts = 0"
+        )
     if settings.needs_engine and servers is not None and servers.weights_transport in TRANSPORTS:
         form = ServingForm(serving)
         # The others fuse and split what they are given, and are checked with the trainer's own tensors.

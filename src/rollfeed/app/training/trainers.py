@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.training.checks import (
     check_published,
-    check_ranks,
     check_trained_model,
     check_trained_prompts,
     check_training,
@@ -185,7 +184,6 @@ def probes_of(settings: Settings, trainer: Trainer, *, checkpoint: Path, precisi
 def _checked(prepared: PreparedRun) -> TrainedCheckpoints:
     settings = prepared.settings
     check_training(settings)
-    check_ranks(settings, prepared.model.checkpoint)
     tell_of_correction(settings)
     found = trained_checkpoints(settings, prepared.model.checkpoint)
     check_trained_model(settings, found.start)

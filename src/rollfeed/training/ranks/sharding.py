@@ -20,24 +20,31 @@ BUCKET_BYTES = 1 << 28
 """Of whole tensors that one rank holds at a time when the model is written; a larger tensor is alone."""
 
 
-def shard(model: Any, *, device: torch.device, num_ranks: int, computes_in: torch.dtype | None) -> None:
+def shard(
+    model: Any,
+    *,
+    device: torch.device,
+    num_ranks: int,
+    computes_in: torch.dtype | None,
+    head_in: torch.dtype | None = None,
+) -> None:
     """Keep on each rank its rows of the model only, on its device; the model is whole and on the CPU before.
 
-    Weights are gathered in ``computes_in``, by default in their own type; gradients are added up in theirs, and are
-    the mean over the ranks.
+    Weights are gathered in ``computes_in``, by default in their own type; what is around the layers in ``head_in``, by
+    default as the layers. Gradients are added up in fp32, and are the mean over the ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (num_ranks,))
-    # Autocast goes on choosing what is computed in which type, as in one process.
-    precision = MixedPrecisionPolicy(
-        param_dtype=computes_in,
-        reduce_dtype=None if computes_in is None else torch.float32,
-        cast_forward_inputs=False,
-    )
-    for module in (*_layers(model), model):
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+
+    def precision(dtype: torch.dtype | None) -> MixedPrecisionPolicy:
+        # Autocast goes on choosing what is computed in which type, as in one process.
+        return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=precision(computes_in))
+    fully_shard(model, mesh=mesh, mp_policy=precision(head_in or computes_in))
 
 
 def _layers(model: Any) -> list[torch.nn.Module]:
