@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from rollfeed.errors import ConfigError
-from rollfeed.protocols import Isolation, IsolationLevel
+from rollfeed.protocols import ExecLimits, Isolation, IsolationLevel
 from rollfeed.sandbox import start_sandboxes
 from rollfeed.sandbox.choosing import judge
 from rollfeed.sandbox.launcher import refuse_outside
+from rollfeed.sandbox.wrapping import interpreter, system_mounts
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 NOBODY = "65534"
@@ -76,7 +78,7 @@ async def test_x24_without_a_barrier_nothing_is_run_unless_that_is_asked_for_by_
 
 
 def test_x24_what_a_level_does_not_give_is_said_where_it_is_stored() -> None:
-    held = {"forks": 5, "memory_limited": True, "interfaces": ["lo"], "sees_canary": False, "processes": 2}
+    held = {"forks": 5, "memory_limited": True, "interfaces": ["lo"], "sees_canary": [], "processes": 2}
     isolation = judge(IsolationLevel.BUBBLEWRAP, {**held, "calls_filtered": True})
     assert "not given: a kernel of their own" in str(isolation)
     assert "filter" not in str(isolation)
@@ -113,12 +115,12 @@ def test_the_launcher_refuses_to_work_in_the_machines_process_namespace() -> Non
         ({"forks": 0}, "processes are not limited"),
         ({"memory_limited": False}, "memory is not limited"),
         ({"interfaces": ["lo", "eth0"]}, "the network is reachable"),
-        ({"sees_canary": True}, "the machine's files are visible"),
+        ({"sees_canary": ["/home/a/x"]}, "the machine's files are visible: /home/a"),
         ({"processes": 3}, "the machine's processes are visible"),
     ],
 )
 def test_a_level_that_does_not_hold_what_it_promises_is_refused(seen: dict[str, Any], said: str) -> None:
-    held = {"forks": 5, "memory_limited": True, "interfaces": ["lo"], "sees_canary": False, "processes": 2}
+    held = {"forks": 5, "memory_limited": True, "interfaces": ["lo"], "sees_canary": [], "processes": 2}
     held["calls_filtered"] = True
     assert isinstance(judge(IsolationLevel.BUBBLEWRAP, held), Isolation)
     assert said in str(judge(IsolationLevel.BUBBLEWRAP, {**held, **seen}))
@@ -201,3 +203,47 @@ async def test_every_level_works_as_root_and_as_another_user(user: str) -> None:
     assert "level namespaces (no network, own files only)" in seen["namespaces"][0]
     assert "level limits (NETWORK OPEN, MACHINE'S FILES VISIBLE)" in seen["limits"][0]
     assert survivors == []
+
+
+IMPORTS = """
+import ctypes, json, os, sqlite3, ssl, sys, zlib
+print(json.dumps([os.path.exists(path) for path in sys.argv[1:]]))
+"""
+
+
+async def test_x25_an_interpreter_below_home_shows_nothing_else_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = Path(interpreter()).parents[1]
+    if prefix.is_relative_to("/usr"):
+        pytest.skip("the interpreter is the system's")
+    monkeypatch.setenv("HOME", str(prefix))  # as where it is installed by --prefix=$HOME
+    system_mounts.cache_clear()
+    try:
+        sandboxes = await start_sandboxes(scratch=tmp_path)
+        async with sandboxes.open() as sandbox:
+            hidden = [str(prefix / "include"), str(prefix / "share"), str(tmp_path)]
+            command = ["python3", "-I", "-S", "-c", IMPORTS, *hidden]
+            result = await sandbox.exec(command, limits=ExecLimits(wall_seconds=60.0))
+        assert json.loads(result.stdout) == [False, False, False], result.stderr
+        assert not {mount.at for mount in system_mounts()} & {str(folder) for folder in [prefix, *prefix.parents]}
+    finally:
+        system_mounts.cache_clear()
+
+
+@pytest.mark.parametrize("where", ["home", "working", "private"])
+async def test_x25_a_folder_that_programs_could_see_is_found_before_one_runs(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs a folder of its own below /usr, of which programs see all")
+    with tempfile.TemporaryDirectory(dir="/usr/local") as seen:
+        await asyncio.to_thread(os.chmod, seen, 0o755)
+        if where == "home":
+            monkeypatch.setenv("HOME", seen)
+        if where == "working":
+            monkeypatch.chdir(seen)
+        private = [Path(seen)] if where == "private" else []
+        with pytest.raises(ConfigError, match=f"files are visible: {seen}"):
+            await start_sandboxes(scratch=tmp_path, private=private)
+        assert os.listdir(seen) == []

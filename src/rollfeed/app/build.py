@@ -270,6 +270,8 @@ def open_rollouts(
     """
     made = functions or load_functions(config, folders=folders)
     made.services.on_isolation, made.services.workers.output = on_isolation, None if printed is None else Path(printed)
+    if made.services.workers.output is not None:  # the run's own folder
+        made.services.sandboxes.private.append(made.services.workers.output.parent)
     plugins.check_methods(source, PromptSource, key="source")
     plan = group_plan(config, made, engine, tokenizer, turns)
     if isinstance(engine, ClusterEngine):

@@ -91,7 +91,7 @@ class RewardServices:
         )
         self.environments = EnvironmentRegistry()
         self._deadline_seconds = workers.timeout_seconds
-        self.sandboxes = _sandboxes(code, on_isolation=self._tell_isolation)
+        self.sandboxes = _sandboxes(code, on_isolation=self._tell_isolation, private=folders)
         self.remote = RemoteGrader(settings.remote)
         self.judges = Judges(settings, folders=folders)
         self.reward_model = RunRewardModel(settings, alone=deterministic)
@@ -187,7 +187,10 @@ async def check_isolation(code: CodeRewardSettings) -> None:
 
 
 def _sandboxes(
-    code: CodeRewardSettings, *, on_isolation: Callable[[Isolation], None] | None = None
+    code: CodeRewardSettings,
+    *,
+    on_isolation: Callable[[Isolation], None] | None = None,
+    private: Sequence[Path] = (),
 ) -> OnDemandSandboxes:
     return OnDemandSandboxes(
         level=code.isolation,
@@ -196,6 +199,7 @@ def _sandboxes(
             engine=code.container_engine, image=code.container_image, memory_bytes=code.memory_mb * _MEGABYTE
         ),
         on_isolation=on_isolation,
+        private=private,
     )
 
 

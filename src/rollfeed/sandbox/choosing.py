@@ -8,10 +8,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ except MemoryError:
     memory_limited = True
 print(json.dumps({
     "interfaces": [name for _, name in socket.if_nameindex()],
-    "sees_canary": os.path.exists(sys.argv[1]),
+    "sees_canary": [path for path in sys.argv[1:] if os.path.exists(path)],
     "processes": processes,
     "environment": sorted(os.environ),
     "forks": len(children),
@@ -68,12 +67,15 @@ async def start_sandboxes(
     max_running: int | None = None,
     scratch: Path | None = None,
     container: Container | None = None,
+    private: Sequence[Path] = (),
 ) -> LocalSandboxes | ContainerSandboxes:
     """Return sandboxes at ``level``, or at the strongest level of this machine's own that holds here.
 
     Whether a level holds is tried out, so this takes some tenths of a second. ``limits``, which is no barrier, is
     taken where it is asked for only; at most ``max_running`` programs run at once, by default as many as there are
     cores.
+
+    That programs do not see this process's home, working and temporary folder is tried, and ``private`` ones.
 
     Raises:
         ConfigError: If ``level`` does not hold here, or none does.
@@ -85,7 +87,7 @@ async def start_sandboxes(
         return await _tried_containers(container, max_running=running)
     refusals: list[str] = []
     for candidate in (level,) if level is not None else _LEVELS:
-        found = await _try(candidate, scratch=scratch)
+        found = await _try(candidate, scratch=scratch, private=private)
         if isinstance(found, Isolation):
             found = _with_refusals(found, refusals)
             return LocalSandboxes(isolation=found, max_running=running, scratch=scratch)
@@ -109,21 +111,36 @@ async def _tried_containers(container: Container, *, max_running: int) -> Contai
     return sandboxes
 
 
-async def _try(level: IsolationLevel, *, scratch: Path | None) -> Isolation | str:
+def _put_canaries(folders: Iterable[str | Path]) -> list[str]:
+    """Make a file in each folder that this process may write to."""
+    made = []
+    for folder in dict.fromkeys(map(os.path.realpath, folders)):
+        with suppress(OSError):
+            file, path = tempfile.mkstemp(prefix=".rollfeed-canary-", dir=folder)
+            os.close(file)
+            made.append(path)
+    return made
+
+
+async def _try(level: IsolationLevel, *, scratch: Path | None, private: Sequence[Path]) -> Isolation | str:
     """Return the isolation at ``level`` as it was found, or why it does not hold."""
     if (tool := _TOOLS.get(level)) is not None and shutil.which(tool) is None:
         return f"{tool} is not installed"
     unproven = Isolation(level=level, network_cut=False, files_hidden=False, detail="being tried")
-    canary, path = tempfile.mkstemp(prefix="rollfeed-canary-", dir=scratch)
-    os.close(canary)
+    folders = [scratch or tempfile.gettempdir()]
+    if level is not IsolationLevel.LIMITS:
+        folders += [Path.home(), Path.cwd(), *private]
+    canaries = await asyncio.to_thread(_put_canaries, folders)
     try:
         sandboxes = LocalSandboxes(isolation=unproven, max_running=1, scratch=scratch)
         async with sandboxes.open() as sandbox:
-            result = await sandbox.exec(["python3", "-I", "-S", "-c", _PROBE, path], limits=_LIMITS)
+            result = await sandbox.exec(["python3", "-I", "-S", "-c", _PROBE, *canaries], limits=_LIMITS)
     except SandboxError as error:
         return str(error)
     finally:
-        await asyncio.to_thread(os.unlink, path)
+        for canary in canaries:
+            with suppress(OSError):
+                await asyncio.to_thread(os.unlink, canary)
     if result.outcome is not ExecOutcome.EXITED or result.exit_code != 0:
         return f"the trial was not done ({_said(result)})"
     return judge(level, json.loads(result.stdout), lacking=sandboxes.lacking)
@@ -140,7 +157,8 @@ def judge(level: IsolationLevel, seen: Mapping[str, Any], *, lacking: Sequence[s
         if not network_cut:
             return "the network is reachable"
         if seen["sees_canary"]:
-            return "the machine's files are visible"
+            folders = ", ".join(sorted({os.path.dirname(path) for path in seen["sees_canary"]}))
+            return f"the machine's files are visible: {folders} (data and runs do not belong below /usr)"
         if seen["processes"] > _OWN_PROCESSES:
             return "the machine's processes are visible"
     hidden = level is not IsolationLevel.LIMITS
@@ -175,8 +193,11 @@ class OnDemandSandboxes:
         max_running: int | None = None,
         container: Container | None = None,
         on_isolation: Callable[[Isolation], None] | None = None,
+        private: Sequence[Path] = (),
     ) -> None:
-        self._start = partial(start_sandboxes, level=level, max_running=max_running, container=container)
+        self.private = list(private)
+        """Folders that programs must not see."""
+        self._level, self._max_running, self._container = level, max_running, container
         self._on_isolation = on_isolation
         self._starting = asyncio.Lock()
         self._sandboxes: LocalSandboxes | ContainerSandboxes | None = None
@@ -204,7 +225,12 @@ class OnDemandSandboxes:
                 raise self._refusal
             if self._sandboxes is None:
                 try:
-                    sandboxes = await self._start()
+                    sandboxes = await start_sandboxes(
+                        level=self._level,
+                        max_running=self._max_running,
+                        container=self._container,
+                        private=self.private,
+                    )
                 except ConfigError as error:
                     self._refusal = error
                     raise

@@ -236,6 +236,7 @@ def _enter_root(text: str) -> None:
 def _make_mount(mount: dict[str, Any], target: str) -> None:
     kind = mount["kind"]
     if kind == "symlink":
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(mount["source"], target)
         return
     if kind != "file":

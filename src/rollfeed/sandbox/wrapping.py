@@ -23,6 +23,7 @@ from rollfeed.sandbox.system_calls import seccomp_filter
 BOX = "/box"
 """The sandbox's folder, as programs see it where the machine's files are hidden."""
 _USER_OFFSET = 0x6000_0000
+_MAX_LIBRARIES = 64
 _SHARED_MEMORY_BYTES = 16 * 1024**2
 
 
@@ -195,7 +196,7 @@ def interpreter() -> str:
 
 @cache
 def system_mounts() -> tuple[Mount, ...]:
-    """Return the system's programs and libraries and the interpreter's, all read-only."""
+    """Return the system's programs and libraries and the interpreter's, all read-only, and no home."""
     mounts = [Mount("folder", "/usr", "/usr")]
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(path):
@@ -210,8 +211,27 @@ def system_mounts() -> tuple[Mount, ...]:
     own = [Path(interpreter()).parents[1], *(Path(path).resolve() for path in (sys.base_prefix, sys.base_exec_prefix))]
     for folder in dict.fromkeys(own):
         if not any(folder.is_relative_to(mount.at) for mount in mounts if mount.kind == "folder"):
-            mounts.append(Mount("folder", str(folder), str(folder)))
+            mounts += _interpreter_mounts(folder)
     return tuple(mounts)
+
+
+def _interpreter_mounts(prefix: Path) -> list[Mount]:
+    """Return what an interpreter that is installed in a folder needs of it, and nothing that others put there."""
+    program, mounts = Path(interpreter()), []
+    if program.is_relative_to(prefix):
+        mounts.append(Mount("file", str(program), str(program)))
+        names = {"python3", "python"} - {program.name}
+        mounts += [Mount("symlink", str(program.with_name(name)), program.name) for name in sorted(names)]
+    if not Path.home().resolve().is_relative_to(prefix):  # a folder of the interpreter's own
+        return mounts + [Mount("folder", str(each), str(each)) for each in _folders(prefix / "lib", prefix / "lib64")]
+    modules = Path(os.__file__).resolve().parent
+    mounts += [Mount("folder", str(each), str(each)) for each in _folders(modules) if each.is_relative_to(prefix)]
+    libraries = sorted(each for each in (prefix / "lib").glob("lib*.so*") if each.is_file())[:_MAX_LIBRARIES]
+    return mounts + [Mount("file", str(each), str(each.resolve())) for each in libraries]
+
+
+def _folders(*paths: Path) -> list[Path]:
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def private_mounts(
