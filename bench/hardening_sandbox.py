@@ -64,9 +64,13 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     grader = CodeGrader(sandboxes=sandboxes, limits=limits)
     turns = asyncio.Semaphore(arguments.at_once)
 
+    faults: list[str] = []
+
     async def grade(program: str, number: int) -> str:
         label = {"inputs": [str(number)], "outputs": [str(number * number)]}
         verdict = await grader(f"```python\n{program}\n```", label, {})
+        if verdict.reward != 1.0 and "process_time" in program:
+            faults.append(verdict.detail)
         return "ungraded" if verdict.reward is None else "right" if verdict.reward == 1.0 else "wrong"
 
     async def grade_right(number: int) -> str:
@@ -85,6 +89,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     await asyncio.gather(*hostile, return_exceptions=True)
     return {
         "right_programs": dict(right),
+        "faults": faults,
         "goal": {"right": arguments.programs, "met": right["right"] == arguments.programs},
         "neighbours": {name: dict(verdicts) for name, verdicts in neighbours.items()},
         "cpu_seconds_each": arguments.cpu_seconds,

@@ -13,19 +13,19 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class OwnClock:
     """Counts the time of a program and of all that it starts: on cores, and asleep, but not waiting for a core.
 
-    :meth:`tick` is called several times a second, and looks once: a program that wants a core has taken what it has
-    been on one, one that sleeps what has passed, but no more than ``most_asleep`` seconds, as a call that comes late
-    comes late because the machine is busy.
+    :meth:`tick` is to be called every ``looks_every`` seconds, and looks once: a program that wants a core has taken
+    what it has been on one, one that sleeps what has passed. Of a call that comes late, because the machine is busy,
+    only ``looks_every`` counts as sleep: the program may have waited for us.
     """
 
-    def __init__(self, pid: int, *, now: float, most_asleep: float, used: Callable[[], float] | None = None) -> None:
+    def __init__(self, pid: int, *, now: float, looks_every: float, used: Callable[[], float] | None = None) -> None:
         self.seconds = 0.0
         """Taken."""
         self.cpu_seconds = 0.0
         """On cores, of all processes together."""
         self._pid = pid
         self._used = used or (lambda: family_cpu_seconds(pid))
-        self._most_asleep = most_asleep
+        self._looks_every = looks_every
         self._last, self._first_used = now, self._used()
 
     def tick(self, now: float) -> None:
@@ -33,8 +33,8 @@ class OwnClock:
         used = max(0.0, self._used() - self._first_used - self.cpu_seconds)
         passed, self._last = now - self._last, now
         self.cpu_seconds += used
-        waited = 0.0 if wants_core(self._pid) else min(passed, self._most_asleep)
-        self.seconds += max(min(used, passed), waited)
+        asleep = passed if passed < 2 * self._looks_every else self._looks_every
+        self.seconds += max(min(used, passed), 0.0 if wants_core(self._pid) else asleep)
 
 
 def family_cpu_seconds(pid: int) -> float:

@@ -193,7 +193,7 @@ class _RunningProgram:
         if limits.patience > 1.0:
             used = None if self._group is None else self._group.cpu_seconds
             now = asyncio.get_running_loop().time()
-            self._clock = OwnClock(self._pid, now=now, most_asleep=2 * _WATCH_SECONDS, used=used)
+            self._clock = OwnClock(self._pid, now=now, looks_every=_WATCH_SECONDS, used=used)
         most = limits.wall_seconds * limits.patience
         await asyncio.wait({ending, self._limit_reached}, timeout=most, return_when=_FIRST)
 

@@ -31,7 +31,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ioperm": (173, None), "modify_ldt": (154, None), "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264),
     "lookup_dcookie": (212, 18), "nfsservctl": (180, 42), "syslog": (103, 116), "vhangup": (153, 58),
     "fanotify_init": (300, 262), "move_pages": (279, 239), "migrate_pages": (256, 238),
-    "sched_setaffinity": (203, 122), "memfd_secret": (447, 447),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
+    "memfd_secret": (447, 447),
 }  # fmt: skip
 _MISSING: dict[str, tuple[int, int]] = {
     # As on a kernel without them: then programs and libraries do the same in another way.
