@@ -45,7 +45,7 @@ from rollfeed.config.run_spec import RunSpec
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.settings import RolloutConfig, Settings
 from rollfeed.config.tracking import TrackerName, TrackingSettings
-from rollfeed.config.train import WarmUpSettings
+from rollfeed.config.warm_up import WarmUpSettings
 from rollfeed.config.weights import WeightSettings, WeightSource
 
 __all__ = [

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from rollfeed.config.lora import LoraSettings
 from rollfeed.config.section import Free, OnPurpose, Resume, Section
+from rollfeed.config.warm_up import WarmUpSettings
 
 
 class Objective(StrEnum):
@@ -248,30 +250,6 @@ class OptimizerSettings(Section, resume=Resume.ON_PURPOSE):
     """
 
 
-class WarmUpSettings(Section, resume=Resume.WARM_UP):
-    """Supervised updates before the first batch, on labels of the run's own prompts.
-
-    For a model that knows nothing of the task yet: it has no right answer to learn from.
-    """
-
-    stop_accuracy: float = Field(gt=0.0, lt=1.0, strict=False)
-    """Ends as soon as this share of sampled answers is right, on prompts of training."""
-    wrong_share: float = Field(default=0.0, ge=0.0, lt=1.0, strict=False)
-    """Share of prompts that are taught the label of another prompt, so that the model learns the form of an answer and
-    something of its content, and is unsure of it.
-    """
-    batch_size: int = Field(default=64, ge=2, le=1_000_000)
-    """Prompts of an update."""
-    learning_rate: float = Field(default=1e-3, gt=0.0, le=10.0, strict=False)
-    """Of these updates; their AdamW is apart from that of training."""
-    probe_interval: int = Field(default=20, ge=1, le=1_000_000)
-    """Updates between two measurements of the accuracy."""
-    probe_prompts: int = Field(default=512, ge=1, le=1_000_000)
-    """Prompts of a measurement, each answered once as in training."""
-    max_updates: int = Field(default=5000, ge=1, le=100_000_000)
-    """The run fails when the accuracy is not reached by then."""
-
-
 class TrainSettings(Section):
     """The trainer of this program."""
 
@@ -307,6 +285,8 @@ class TrainSettings(Section):
     """Regular expressions: parameters in whose names one is found are not trained, such as `["vision_tower"]` for what
     sees to stay as it is.
     """
+    lora: Annotated[LoraSettings | None, Resume.MODEL] = None
+    """An adapter that is trained instead of the weights; by default none."""
     max_picture_mismatch_kl: Free[float] = Field(default=0.2, ge=0, le=1000)
     """Stop where engine and trainer disagree by more, in nats a token, about answers to prompts with pictures
     (`train/picture_mismatch_kl`): one of them has not seen the pictures, or others. An exact engine that is not behind
@@ -373,6 +353,20 @@ class TrainSettings(Section):
             raise ValueError(
                 "optimizer.offload = true is for num_processes = 1: several have a part of the moments each"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapts_alone(self) -> TrainSettings:
+        """Refuse what an adapter does not go with."""
+        if self.lora is None:
+            return self
+        what = "train.lora trains an adapter only, by one process: "
+        if self.freeze_params:
+            raise ValueError(f"{what}leave freeze_params out, and name lora.target_modules")
+        if self.kind is TrainKind.REWARD_MODEL:
+            raise ValueError(f"{what}kind = 'reward_model' has a head to train as well")
+        if self.num_processes > 1:
+            raise ValueError(f"{what}set num_processes = 1")
         return self
 
     @model_validator(mode="before")

@@ -77,6 +77,16 @@ def load_causal_model(
     return model
 
 
+def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the model of a folder on the meta device, without its weights.
+
+    Raises:
+        CheckpointError: If transformers cannot make it.
+    """
+    with _as_checkpoint_error(folder), _quiet():
+        return _empty_model(folder, trust_remote_code=trust_remote_code)
+
+
 def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
     """Compare the headers of a folder with its model; what the model does not have is told of.
 

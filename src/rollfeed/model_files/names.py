@@ -98,7 +98,7 @@ class CheckpointNames:
         same = {**self._own, **self._stored}
         return {name for name, place in same.items() if not state[place.own].is_floating_point()}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors of the checkpoint as the model has them now, by the checkpoint's names.
 
         They are parameters, and buffers that a checkpoint keeps. Those that need no conversion are the model's own

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rollfeed.base.atomic import replace_folder, seal_folder, sealed_problems
 from rollfeed.errors import CheckpointError
+from rollfeed.model_files.low_rank import adapter_of, refuse_other_adapter
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.ranks import ALONE, Ranks, fill, wholes
 
@@ -53,15 +54,17 @@ def state_of(model: Any, optimizer: Optimizer, *, step: int) -> TrainerState:
     tensors, values = optimizer.state()
     parameters = {f"model/{name}": parameter.detach() for name, parameter in optimizer.parameters.items()}
     buffers = {f"buffer/{name}": buffer for name, buffer in _buffers(model).items()}
-    return TrainerState(tensors={**parameters, **buffers, **tensors}, values={**values, "step": step})
+    told = {**values, "step": step, **({} if (adapter := adapter_of(model)) is None else {"lora": adapter})}
+    return TrainerState(tensors={**parameters, **buffers, **tensors}, values=told)
 
 
 def take_state(state: TrainerState, model: Any, optimizer: Optimizer) -> int:
     """Give a model and its optimizer the state of :func:`state_of`; return the batches it is after.
 
     Raises:
-        CheckpointError: If it is of another model; nothing is changed then.
+        CheckpointError: If it is of another model or adapter; nothing is changed then.
     """
+    refuse_other_adapter(state.values.get("lora"), adapter_of(model))
     for name, parameter in optimizer.parameters.items():
         tensor = state.tensors.get(f"model/{name}")
         if tensor is None or tensor.shape != parameter.shape:

@@ -218,6 +218,18 @@ class TokenArrays:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedPart:
+    """One micro-batch, with what other policies than the present one say of its tokens."""
+
+    micro_batch: MicroBatch
+    learns: bool
+    """Whether there is a gradient; else there are metrics only."""
+    arrays: TokenArrays
+    start_T: Tensor | None
+    reference_T: Tensor | None
+
+
 def micro_batch_loss(
     scored: Scored,
     arrays: TokenArrays,

@@ -27,6 +27,7 @@ from rollfeed.base.waiting import until_done
 from rollfeed.config.weights import ON_CPU, ON_GPU, ProofSettings
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError, in_one_line
 from rollfeed.model_files import has_weights, read_headers
+from rollfeed.model_files.low_rank import adapted_layers, merged, without_adapter
 from rollfeed.model_files.seeing import placeholder_ids
 from rollfeed.training.model import Policy
 from rollfeed.training.packing import TrainSequence, pack_sequences
@@ -101,12 +102,14 @@ def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
         yield
         return
     kept: dict[Any, list[tuple[Any, torch.Tensor]]] = {}
+    adapted = {layer.base_layer: layer for layer in adapted_layers(model)}  # published merged
 
     def round_weights(module: Any, inputs: Any) -> None:
         own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
         kept[module] = [(parameter, parameter.data) for parameter in own]
         for parameter, exact in kept[module]:
-            parameter.data = rounding(module, exact)
+            is_adapted = module in adapted and parameter is module.weight
+            parameter.data = rounding(module, merged(adapted[module], exact) if is_adapted else exact)
 
     def restore(module: Any, inputs: Any, output: Any) -> None:
         for parameter, exact in kept.pop(module):
@@ -118,7 +121,8 @@ def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.append(module.register_forward_pre_hook(round_weights))
                 hooks.append(module.register_forward_hook(restore, always_call=True))
-        yield
+        with without_adapter(model):
+            yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from torch import Tensor
 from rollfeed.config.train import NonFinitePolicy, TrainSettings
 from rollfeed.errors import RunFailedError
 from rollfeed.model_files import read_headers
+from rollfeed.model_files.low_rank import AdaptedNames, PastAdapter
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.checkpoint import TrainerState, read_state, state_of, take_state, write_state
@@ -37,7 +39,7 @@ from rollfeed.training.model import (
     load_policy_model,
     prepare_passes,
 )
-from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, TrainReport, micro_batch_loss
+from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, TrainedPart, TrainReport, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer
 from rollfeed.training.packing import (
     MicroBatch,
@@ -51,18 +53,6 @@ from rollfeed.training.sharing import longest_tree, may_share_pictures
 from rollfeed.types import Sample, TrainBatch
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedPart:
-    """One micro-batch, with what other policies than the present one say of its tokens."""
-
-    micro_batch: MicroBatch
-    learns: bool
-    """Whether there is a gradient; else there are metrics only."""
-    arrays: TokenArrays
-    start_T: Tensor | None
-    reference_T: Tensor | None
 
 
 class _NotFinite(NamedTuple):
@@ -105,16 +95,16 @@ class Trainer:
         self._settings = settings
         self._constant_length = settings.loss.constant_length or max_response_length
         options = {"temperature": temperature, "pictures": pictures, **computing_options(settings, self.device)}
-
-        def load(folder: Path) -> Policy:
-            return self._load(folder, trust_remote_code=trust_remote_code, **options)
-
+        load: Callable[[Path], Policy] = partial(self._load, trust_remote_code=trust_remote_code, **options)
         self._stopwatch = Stopwatch()
         self._policy = load(checkpoint)
         freeze(self._policy.model, settings.freeze_params)
-        self._names = CheckpointNames(self._policy.model, read_headers(checkpoint))
+        given, lora = (self._policy.model, read_headers(checkpoint)), settings.lora
+        self._names = CheckpointNames(*given) if lora is None else AdaptedNames(*given, **lora.model_dump())
         self._has_own_reference = reference is not None
-        self._reference = load(reference or checkpoint) if settings.loss.kl_coefficient > 0 else None
+        has_past = settings.loss.kl_coefficient > 0 and lora is not None and reference is None
+        self._past = PastAdapter(self._policy.model) if has_past else None
+        self._reference = load(reference or checkpoint) if settings.loss.kl_coefficient > 0 and not has_past else None
         if self._reference is not None:
             self._reference.model.requires_grad_(False)
             if ranks.size == 1:
@@ -234,17 +224,25 @@ class Trainer:
             results[number][samples[number].loss_mask != 0] = scored.logprobs_T.float().numpy()
         return results
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         """Return the weights by Hugging Face name, tied ones once, as ``TensorUpdate`` takes them.
 
-        They are the trainer's own memory: done with before the next :meth:`train_step`.
+        They are the trainer's own memory, or merged with the adapter when they are asked for: done with before the next
+        :meth:`train_step`.
         """
         return self._names.tensors()
 
     def take_as_reference(self) -> None:
         """Measure the divergence, where it is penalised, from the model as it is now, unless a reference was given."""
-        if self._reference is not None and not self._has_own_reference:
+        if self._past is not None:
+            self._past.take()
+        elif self._reference is not None and not self._has_own_reference:
             self._reference.model.load_state_dict(self._policy.model.state_dict())
+
+    @property
+    def adapter(self) -> AdaptedNames | None:
+        """The adapter that is trained with ``train.lora``; None without."""
+        return self._names if isinstance(self._names, AdaptedNames) else None
 
     def write_weights(self, folder: Path) -> None:
         """Write the weights as files into a folder; raises CheckpointError where it takes none."""
@@ -301,7 +299,9 @@ class Trainer:
             # With a single update the start is what that update's own pass says.
             several = self._settings.updates_per_batch > 1
             start_T = self._policy.score(micro_batch).logprobs_T if several else None
-            reference_T = self._reference.score(micro_batch).logprobs_T if self._reference else None
+            with self._past.in_place() if self._past else nullcontext():
+                other = self._policy if self._past else self._reference
+                reference_T = other.score(micro_batch).logprobs_T if other else None
         return TrainedPart(micro_batch, learns, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
 
     def _updates(

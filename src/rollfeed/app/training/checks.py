@@ -240,12 +240,14 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
 
     Raises:
         CheckpointError: If weights are missing, not whole, or not the model's.
+        ConfigError: If it has no modules such as an adapter is asked for, or there is no peft to make one.
     """
     if not has_weights(checkpoint):
         raise CheckpointError(
             f"{checkpoint}: no weights, and training needs them here, also where servers generate: put the model's "
             "*.safetensors and config.json there"
         )
+    _check_adapter(settings, checkpoint)
     if settings.engine.is_embedded and settings.needs_engine and settings.train.checkpoint is None:
         return  # the engine has looked
     # It brings PyTorch, which takes seconds to import.
@@ -259,6 +261,20 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
         load_tried(checkpoint, dtype=torch.float32, generates=False, trust_remote_code=trust)
     else:
         check_model(checkpoint, trust_remote_code=trust)
+
+
+def _check_adapter(settings: Settings, checkpoint: Path) -> None:
+    lora = settings.train.lora
+    if lora is None:
+        return
+    if settings.cluster.kind is not ClusterKind.LOCAL and settings.cluster.trainer is not TrainerPlace.DRIVER:
+        raise ConfigError("train.lora: adapters are trained in this process: set cluster.trainer = 'driver'")
+    # They import PyTorch, which takes seconds.
+    from rollfeed.model_files.loading import empty_model
+    from rollfeed.model_files.low_rank import check_peft, check_targets
+
+    check_peft()
+    check_targets(empty_model(checkpoint, trust_remote_code=settings.model.trust_remote_code), lora.target_modules)
 
 
 def _check_memory(settings: Settings) -> None:

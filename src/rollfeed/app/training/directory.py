@@ -25,6 +25,7 @@ from rollfeed.weights import write_checkpoint
 if TYPE_CHECKING:
     from rollfeed.app.training.remote_trainer import RunTrainer
 
+ADAPTER = "adapter"
 _NUM_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})")
 
@@ -98,7 +99,8 @@ def save_warm_up(trainer: RunTrainer, out: Path) -> None:
 def export_model(trainer: RunTrainer, out: Path, *, checkpoint: Path, chat_template: str | None = None) -> None:
     """Write the trained model as a folder in Hugging Face layout, which every command takes as ``model.checkpoint``.
 
-    Configuration and tokenizer are copied from ``checkpoint``, which the model was loaded from, and the chat template
+    An adapter that was trained is merged there, and in a folder ``adapter`` of its own, in peft's layout. Configuration
+    and tokenizer are copied from ``checkpoint``, which the model was loaded from, and the chat template
     from the file ``chat_template``, where there is one.
 
     Raises:
@@ -111,6 +113,8 @@ def export_model(trainer: RunTrainer, out: Path, *, checkpoint: Path, chat_templ
             path = folder / CONFIG_FILE
             config = {**json.loads(path.read_text(encoding="utf-8")), **changes}
             path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        if (adapter := getattr(trainer, "adapter", None)) is not None:
+            adapter.write_adapter(folder / ADAPTER, base=checkpoint)
         if chat_template is not None:
             shutil.copyfile(chat_template, folder / "chat_template.jinja")
 

@@ -42,10 +42,12 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
         )
     servers = next(iter(settings.engine.servers.values()), None)
     is_proven = settings.needs_engine and servers is not None and settings.weights.proof.num_texts != 0
-    if settings.train.num_processes > 1 and is_proven and (find_config(serving) or {}).get("quantization_config"):
+    train, is_quantised = settings.train, bool((find_config(serving) or {}).get("quantization_config"))
+    if (train.num_processes > 1 or train.lora is not None) and is_proven and is_quantised:
+        what = "lora" if train.lora is not None else f"num_processes = {train.num_processes}"
         raise ConfigError(
-            f"train.num_processes = {settings.train.num_processes}: that servers of a checkpoint in FP8 have new "
-            "weights is proven by one process only: set weights.proof.num_texts = 0"
+            f"train.{what}: that servers of a checkpoint in FP8 have new weights is proven by one process only, and of "
+            "weights without an adapter: set weights.proof.num_texts = 0"
         )
     if settings.needs_engine and servers is not None and servers.weights_transport in TRANSPORTS:
         form = ServingForm(serving)

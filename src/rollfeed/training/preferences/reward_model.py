@@ -24,9 +24,9 @@ from rollfeed.conversations.pairs import PAIR
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files.classifiers import load_classifier, logits_at, scores_every_place
 from rollfeed.training.model import Policy, switch_dropout_off
-from rollfeed.training.objective import Tally, TokenArrays, TrainReport
+from rollfeed.training.objective import Tally, TokenArrays, TrainedPart, TrainReport
 from rollfeed.training.packing import MicroBatch, PackedRow, TrainSequence, lay_out
-from rollfeed.training.trainer import TrainedPart, Trainer
+from rollfeed.training.trainer import Trainer
 from rollfeed.types import TrainBatch
 
 

@@ -1,0 +1,235 @@
+"""Low-rank adapters of peft on a model of transformers: trained alone, merged when published, saved in peft's layout.
+
+The model keeps its class and its weights; adapted layers get two small matrices beside theirs. A weight is merged when
+somebody asks for it, so that there is never a second model in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.model_files.names import CheckpointNames
+
+_ADAPTER = "default"
+"""As peft calls the one adapter of a model; files leave it out."""
+_SEED = 0
+"""Of one half of the adapter, the other half being 0: a training that begins again begins with the same one."""
+_ALL_LINEAR = "all-linear"
+_WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+"""Of a model's names in peft's files."""
+
+
+def check_targets(model: Any, target_modules: Sequence[str]) -> None:
+    """Refuse names of modules that a model does not have, or that cannot be adapted; it may be on the meta device.
+
+    Raises:
+        ConfigError: With the first one, and the names that there are.
+    """
+    if list(target_modules) == [_ALL_LINEAR]:
+        return
+    apart = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    modules = dict(model.named_modules())
+    linear = {name for name, each in modules.items() if isinstance(each, torch.nn.Linear) and id(each) not in apart}
+    for target in target_modules:
+        found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        if not found or not found <= linear:
+            there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            what = "the model has no such module" if not found else f"{min(found)} is none that is adapted"
+            raise ConfigError(f"train.lora.target_modules: {target!r}: {what}; linear layers are: {there}")
+
+
+def check_peft() -> None:
+    """Raise ConfigError where peft is not installed."""
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise ConfigError("train.lora needs peft, which is not installed: pip install 'rollfeed[lora]'") from None
+
+
+class AdaptedNames(CheckpointNames):
+    """Gives a model an adapter, which alone is trained from then on; its tensors are then merged ones.
+
+    Args:
+        model: As transformers loaded it.
+        stored: The names of the checkpoint's tensors.
+        rank: Of the adapter.
+        alpha: Its scale, times the rank.
+        target_modules: The modules that are adapted, by the ends of their names, or ``all-linear``.
+
+    Raises:
+        ConfigError: If peft is not installed, or a module is not there or cannot be adapted.
+    """
+
+    def __init__(
+        self, model: Any, stored: Mapping[str, Any], *, rank: int, alpha: int, target_modules: Sequence[str]
+    ) -> None:
+        check_peft()
+        from peft import LoraConfig, inject_adapter_in_model
+
+        check_targets(model, target_modules)
+        targets: Any = list(target_modules)
+        self.config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            inject_adapter_in_model(self.config, model, _ADAPTER)
+        super().__init__(model, stored)
+        layers = {layer.base_layer.weight.data_ptr(): layer for layer in adapted_layers(model)}
+        places = {tensor.data_ptr(): name for name, tensor in self.unchanged.items()}
+        if lost := layers.keys() - places.keys():
+            shape = tuple(layers[min(lost)].base_layer.weight.shape)
+            raise ConfigError(
+                f"train.lora.target_modules: a layer of shape {shape} is stored in another form in the checkpoint, and "
+                "cannot be merged there: name other modules"
+            )
+        self._layers = {places[pointer]: layer for pointer, layer in layers.items()}
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors of the checkpoint, each merged with the adapter when it is asked for."""
+        return MergedTensors(super().tensors(), self._layers)
+
+    def adapter(self) -> dict[str, Tensor]:
+        """Return the adapter's own tensors, by the names of peft's files."""
+        return {
+            _PREFIX + name.replace(f".{_ADAPTER}.", "."): parameter.detach()
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def write_adapter(self, folder: Path, *, base: Path) -> None:
+        """Write the adapter into a folder as peft does; ``base`` is the model's own."""
+        write_adapter(self.adapter(), self.config, folder, base=base)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the model's tensors under the names that they had without the adapter."""
+        state = super()._state()
+        return {name.replace(".base_layer.", "."): each for name, each in state.items() if ".lora_" not in name}
+
+
+def write_adapter(tensors: Mapping[str, Tensor], config: Any, folder: Path, *, base: Path) -> None:
+    """Write tensors and a configuration of peft as it does: ``adapter_model.safetensors``, ``adapter_config.json``."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(copies, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+    before, config.base_model_name_or_path = config.base_model_name_or_path, str(base)
+    try:
+        config.save_pretrained(str(folder))
+    finally:
+        config.base_model_name_or_path = before
+
+
+class MergedTensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint; adapted ones are computed each time, in memory of their own."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], layers: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+        self._layers = layers
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, layer = self._tensors[name], self._layers.get(name)
+        return tensor if layer is None else merged(layer, tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def merged(layer: Any, weight: Tensor) -> Tensor:
+    """Return an adapted layer's weight with what its adapter adds."""
+    with torch.no_grad():
+        total: Tensor = weight.detach() + layer.get_delta_weight(_ADAPTER).to(weight.dtype)
+    return total
+
+
+def adapted_layers(model: Any) -> list[Any]:
+    """Return the layers of a model that have an adapter, each with its own as ``base_layer``."""
+    return [each for each in model.modules() if hasattr(each, "lora_A") and hasattr(each, "base_layer")]
+
+
+def adapter_of(model: Any) -> dict[str, Any] | None:
+    """Return rank, scale and modules of a model's adapter, as JSON values; None where it has none."""
+    config = getattr(model, "peft_config", {}).get(_ADAPTER)
+    if config is None:
+        return None
+    modules = sorted({name.rpartition(".")[2] for name in config.target_modules})
+    return {"rank": config.r, "alpha": config.lora_alpha, "target_modules": modules}
+
+
+def refuse_other_adapter(found: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
+    """Compare the adapter that a trainer's state is of with that of its model.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
+    if found == own:
+        return
+    if found is None or own is None:
+        theirs, ours = (
+            "all weights" if each is None else f"an adapter of rank {each['rank']}" for each in (found, own)
+        )
+    else:
+        key = next(key for key in own if own[key] != found.get(key))
+        theirs, ours = (f"an adapter with {key} = {each.get(key)}" for each in (found, own))
+    raise CheckpointError(
+        f"the trainer's state is of training {theirs}, and this is one of {ours}: set train.lora as it was, or begin "
+        "anew"
+    )
+
+
+@contextmanager
+def without_adapter(model: Any) -> Iterator[None]:
+    """Have the model compute without its adapter; one that has none computes as ever."""
+    layers = adapted_layers(model)
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+class PastAdapter:
+    """The adapter as it was, put back for some passes; at first there is none, which is the model without it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: dict[str, Tensor] | None = None
+
+    def take(self) -> None:
+        """Keep the adapter as it is now."""
+        trained = self._model.named_parameters()
+        self._kept = {name: each.detach().clone() for name, each in trained if each.requires_grad}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the model compute with it; passes have no gradient then."""
+        if self._kept is None:
+            with without_adapter(self._model):
+                yield
+            return
+        parameters = {name: self._model.get_parameter(name) for name in self._kept}
+        present = {name: parameter.data for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.data = self._kept[name]
+        try:
+            yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = present[name]
