@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -262,3 +264,61 @@ def test_x40_checkpoints_and_the_model_have_digests(tmp_path: Path) -> None:
                 read_state(folder)
         file.write_bytes(content)
     assert torch.equal(read_state(folder).tensors["model/weight"], state.tensors["model/weight"])
+
+
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        before = Path.cwd()
+        os.chdir(path.parent)  # names of sockets are short
+        try:
+            listening.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def make_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def make_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make_odd", [make_fifo, make_socket, make_loop, make_device])
+def test_x06_what_is_no_regular_file_is_told_and_nothing_hangs(run: Path, made: Path, make_odd) -> None:
+    (run / "turns.log").write_bytes(b"")
+    (run / "pictures").mkdir()
+    picture = run / "pictures" / f"{'0a' * 32}.png"
+    picture.write_bytes(b"")
+    names = [str(path.relative_to(run)) for path in sorted(run.rglob("step-*"))]
+    names += ["settings.json", "steps.jsonl", "metrics.jsonl", "train.jsonl", "turns.log", f"pictures/{picture.name}"]
+    for name in names:
+        make_odd(run / name)
+    found = {name for kind, name in found_in(run) if kind is Recounted.BYTES}
+    assert set(names) <= found
+    with RunReader(run) as reader:
+        for read in (reader.steps, reader.updates, lambda: reader.file("batches", 1)):
+            with pytest.raises(RunDirectoryError):
+                read()
+    with pytest.raises(RunDirectoryError, match=r"is (damaged|missing)|cannot be read"):
+        RunDirectory.open(run, settings=SETTINGS, identity=SETTINGS, overwrite=False, step=2)
+    make_odd(run / "journal.sqlite")
+    with pytest.raises(RunDirectoryError):
+        RunReader(run)
+
+
+def test_x06_a_pipe_in_a_run_of_an_earlier_version_is_refused(run: Path) -> None:
+    with closing(sqlite3.connect(run / "journal.sqlite", isolation_level=None)) as journal:
+        journal.execute("DROP TABLE vouched")
+        journal.execute("PRAGMA user_version = 2")
+    make_fifo(run / "batches" / "step-000001.parquet")
+    with RunReader(run) as reader, pytest.raises(RunDirectoryError, match="no regular file"):
+        reader.summaries(1)

@@ -80,7 +80,7 @@ def digest_of(path: Path, *, size: int | None = None) -> Digest:
         OSError: If it cannot be read.
     """
     found, num_bytes = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES if size is None else min(_CHUNK_BYTES, size - num_bytes)):
             found.update(chunk)
             num_bytes += len(chunk)
@@ -130,7 +130,7 @@ def file_problem(path: Path, expected: Digest, *, is_whole: bool = True) -> str 
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror or error}"
     return None
 
 
@@ -146,7 +146,8 @@ def sealed_problems(folder: Path) -> dict[str, str | None]:
     Empty where there are no digests, as in what earlier versions wrote.
     """
     try:
-        text = (folder / DIGESTS).read_text(encoding="utf-8")
+        with open_regular(folder / DIGESTS) as file:
+            text = file.read().decode()
         digests = {name: Digest(*digest) for name, digest in json.loads(text).items()}
         own = None if _sealed(digests) == text else "is damaged"
     except FileNotFoundError:

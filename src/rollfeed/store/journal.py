@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollfeed.base.atomic import Digest, sync, temporary_path
+from rollfeed.base.atomic import Digest, open_regular, sync, temporary_path
 from rollfeed.config import stored_values
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.layout import ISOLATION
@@ -313,10 +313,10 @@ def check_is_journal(path: Path) -> None:
         RunDirectoryError: If the file does not say that it is a journal of rollfeed.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.read(_HEADER_BYTES)
     except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {error.strerror}") from error
+        raise RunDirectoryError(f"{path}: cannot be read: {error.strerror or error}") from error
     # sqlite's file format: the magic string at 0, the application id, big-endian, at 68.
     if not header.startswith(b"SQLite format 3\0") or header[68:72] != APPLICATION_ID.to_bytes(4, "big"):
         raise RunDirectoryError(f"{path}: is not a journal of rollfeed; choose another directory, or remove the file")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.atomic import open_regular
 from rollfeed.errors import RunFailedError
 from rollfeed.types import Prompt, Rollout, RunState, Sample
 from rollfeed.types.text import well_formed
@@ -68,7 +69,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return []
     records = []
     # Bytes: a line may be cut short within a character, and texts in it may hold what Unicode counts as line breaks.
-    for line in path.read_bytes().split(b"\n"):
+    with open_regular(path) as file:
+        lines = file.read().split(b"\n")
+    for line in lines:
         with suppress(ValueError):
             records.append(json.loads(line))
     return records

@@ -105,16 +105,16 @@ def remove_training_files(directory: Path) -> None:
     for memory in (directory / TRACKERS).glob("*.json"):
         shutil.rmtree(memory.with_suffix(""), ignore_errors=True)
         memory.unlink()
-    for folder, name in _OWN_NAMES.items():
+    for folder, own in _OWN_NAMES.items():
         for path in sorted((directory / folder).rglob("*"), reverse=True):
             if path.is_dir() and not path.is_symlink():
                 with suppress(OSError):  # others have put something there
                     path.rmdir()
-            elif name.fullmatch(str(path.relative_to(directory / folder))):
+            elif own.fullmatch(str(path.relative_to(directory / folder))):
                 path.unlink()
-    for folder in (*_OWN_NAMES, TRACKERS):
+    for emptied in (*_OWN_NAMES, TRACKERS):
         with suppress(OSError):
-            (directory / folder).rmdir()
+            (directory / emptied).rmdir()
 
 
 def remove_uncommitted(directory: Path, committed: frozenset[int]) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 
-from rollfeed.base.atomic import Digest, replace_digested
+from rollfeed.base.atomic import Digest, open_regular, replace_digested
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.codec import decode, encode
 from rollfeed.store.journal import StepEntry
@@ -223,7 +223,7 @@ class StateFiles:
     def _read_piece(self, piece: _Piece) -> bytes:
         path = step_file(self._directory, STATES, piece.step)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(piece.offset)
                 stored = file.read(piece.stored_bytes)
             encoded = bytes(_ZSTD.decompress(stored, decompressed_size=piece.num_bytes, asbytes=True))
@@ -265,7 +265,7 @@ def _without_long_texts(
 
 
 def _read_index(path: Path, entry: StepEntry) -> _Index:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, 2)
         if size != entry.state_size:
             raise ValueError(f"it has {size} bytes, not {entry.state_size}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import replace_file
+from rollfeed.base.atomic import open_regular, replace_file
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.journal import Journal, StepEntry
 from rollfeed.store.json_text import finite, to_json
@@ -113,7 +113,7 @@ def metrics_problem(path: Path, committed: Iterable[StepRecord], *, is_ended: bo
     Where the run has not ended, the last line may be missing: a kill can come before it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             steps = iter(committed)
             for record in steps:
                 expected = _metrics_line(record.metrics, record.step)
@@ -123,7 +123,7 @@ def metrics_problem(path: Path, committed: Iterable[StepRecord], *, is_ended: bo
             more = file.read(80)
             return f"has lines of steps that the journal does not have: {more!r}" if more else None
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror or error}"
 
 
 def is_update_record(record: Any) -> bool:
@@ -179,7 +179,7 @@ def records_of(
         return
     start = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for entry in entries:
                 if is_asked is None or is_asked(entry.step):
                     file.seek(start)

@@ -53,7 +53,6 @@ FIELDS: dict[str, list[str]] = {
     "/update_weights_from_distributed": ["names", "dtypes", "shapes", "group_name", "weight_version"],
     "/init_weights_update_group": ["master_port", "rank_offset", "world_size", "group_name", "master_address"],
     "/destroy_weights_update_group": ["group_name"],
-    "/prepare_weights_from_delta": ["path"],
 }
 MESSAGES = [{"role": "user", "content": "x"}]
 USUAL: dict[str, dict[str, Any]] = {

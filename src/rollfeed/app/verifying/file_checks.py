@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollfeed.app.training.directory import checkpoint_folders
-from rollfeed.base.atomic import Digest, file_problem, sealed_problems
+from rollfeed.base.atomic import Digest, digest_of, file_problem, open_regular, sealed_problems
 from rollfeed.base.sealed import size_unsealed
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store import RunReader, RunStatus
@@ -64,7 +64,7 @@ def file_checks(reader: RunReader) -> Iterator[FileCheck]:
             yield FileCheck(f"{PICTURES}/{picture.name}", partial(_picture_problem, picture, match[1]))
     for folder in checkpoint_folders(path):
         yield from _of_checkpoint(path, folder)
-    if (path / TURNS).exists():
+    if os.path.lexists(path / TURNS):
         yield FileCheck(TURNS, partial(_turns_problem, path / TURNS))
 
 
@@ -145,15 +145,18 @@ def _growing_problem(path: Path, known: dict[int, Digest]) -> str | None:
 
 def _picture_problem(path: Path, expected: str) -> str | None:
     try:
-        with path.open("rb") as file:
-            is_same = hashlib.file_digest(file, "sha256").hexdigest() == expected
+        is_same = digest_of(path).sha256 == expected
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror or error}"
     return None if is_same else "is damaged: its name is the hash of other bytes"
 
 
 def _turns_problem(path: Path) -> str | None:
-    content = path.read_bytes()
+    try:
+        with open_regular(path) as file:
+            content = file.read()
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
     whole = size_unsealed(content)
     if whole == len(content):
         return None

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from rollfeed.base.atomic import replace_file
+from rollfeed.base.atomic import open_regular, replace_file
 from rollfeed.errors import RunFailedError
 from rollfeed.types import Picture
 
@@ -81,7 +81,8 @@ class PictureFolder:
         if path is None:
             raise RunFailedError(f"{told}: its bytes are not kept here; start from a run that has its pictures folder")
         try:
-            content = path.read_bytes()
+            with open_regular(path) as file:
+                content = file.read()
         except OSError as error:
             raise RunFailedError(f"{told}: cannot be read any more: {error}; put the file back") from error
         if hashlib.sha256(content).hexdigest() != picture.content_hash:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import Digest, file_problem
+from rollfeed.base.atomic import Digest, NotRegularError, file_problem, open_regular
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.layout import SETTINGS, step_file
 from rollfeed.store.vouching.seals import OF_RUN, Vouched
@@ -33,8 +33,7 @@ class CheckedFiles:
     def of_step(self, folder: str, step: int) -> Path:
         """Return the file of a committed step in a folder."""
         path = step_file(self._directory, folder, step)
-        if (expected := self._vouched().steps.get(step, {}).get(folder)) is not None:
-            self._check(path, expected, step, is_whole=True)
+        self._check(path, self._vouched().steps.get(step, {}).get(folder), step)
         return path
 
     def growing(self, name: str, *, up_to: int | None = None) -> Path:
@@ -63,11 +62,18 @@ class CheckedFiles:
     def of_run(self, name: str) -> Path:
         """Return a file that belongs to no step."""
         path = self._directory / name
-        if (expected := self._vouched().run.get(name)) is not None:
-            self._check(path, expected, None, is_whole=True)
+        self._check(path, self._vouched().run.get(name), None)
         return path
 
-    def _check(self, path: Path, expected: Digest, step: int | None, *, is_whole: bool) -> None:
+    def _check(self, path: Path, expected: Digest | None, step: int | None, *, is_whole: bool = True) -> None:
+        if expected is None:
+            try:
+                open_regular(path).close()
+            except NotRegularError as error:
+                raise RunDirectoryError(f"{path}: cannot be read: it is {error}; restore it from a copy") from None
+            except OSError:  # whoever reads it says so
+                pass
+            return
         try:
             found = path.stat()
         except OSError:
@@ -88,11 +94,12 @@ def settings_text(settings: Mapping[str, Any]) -> bytes:
 def settings_problem(directory: Path, settings: Mapping[str, Any]) -> str | None:
     """Return why settings.json is not what the journal says; None if it is."""
     try:
-        is_same = (directory / SETTINGS).read_bytes() == settings_text(settings)
+        with open_regular(directory / SETTINGS) as file:
+            is_same = file.read() == settings_text(settings)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror or error}"
     return None if is_same else "has other settings than the journal"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from rollfeed.base.atomic import Digest
+from rollfeed.base.atomic import Digest, open_regular
 from rollfeed.store.layout import GROWING_FILES
 
 
@@ -25,7 +25,7 @@ class GrowingFiles:
         found = {}
         for name, (start, digest) in self._read.items():
             try:
-                with (self._directory / name).open("rb") as file:
+                with open_regular(self._directory / name) as file:
                     file.seek(start)
                     lines = file.read().rpartition(b"\n")
             except FileNotFoundError:

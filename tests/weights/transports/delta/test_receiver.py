@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 from collections.abc import Iterator
@@ -122,13 +123,22 @@ async def test_a_folder_that_somebody_removed_is_sent_again(tmp_path: Path, tran
         assert_taken(update)
 
 
+@pytest.mark.parametrize("path", ["\0", "a\0b", "", "x" * 5000, "/", "/dev/null", "\ud800", 7, None, ["a"]])
+async def test_x06_a_path_that_is_no_deltas_is_refused(tmp_path: Path, path: object) -> None:
+    async with receiver_at(tmp_path / "received") as address, aiohttp.ClientSession(address) as session:
+        for body in (json.dumps({"path": path}).encode(), b'{"path\xff": 1}'):
+            headers = {"Content-Type": "application/json"}
+            async with session.post("/prepare_weights_from_delta", data=body, headers=headers) as reply:
+                assert reply.status == 400
+
+
 async def test_bodies_that_are_no_delta_are_refused(tmp_path: Path) -> None:
     async with receiver_at(tmp_path / "received") as address, aiohttp.ClientSession(address) as session:
         for body in ("{", "[]", "{}", '{"path": 3}'):
             headers = {"Content-Type": "application/json"}
             async with session.post("/prepare_weights_from_delta", data=body, headers=headers) as reply:
                 assert reply.status == 400
-                assert "has no path" in (await reply.json())["message"]
+                assert ("has no path" if body != "{" else "is not JSON") in (await reply.json())["message"]
         async with session.post("/prepare_weights_from_delta", data=b"no delta" * 100) as reply:
             assert reply.status == 400
             assert "cut short or no delta" in (await reply.json())["message"]

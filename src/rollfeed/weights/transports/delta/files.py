@@ -36,6 +36,7 @@ from rollfeed.weights.transports.delta.encoding import (
 
 _MARK = b"RFDELTA1"
 _CHECKSUM_BYTES = 16
+_MOST_TABLE_BYTES, _WIDTHS = 1 << 28, (1, 2, 4, 8)
 _END_BYTES = 16 + 32
 _MOST_THREADS = 8
 _READ_BYTES = 1 << 20
@@ -176,14 +177,22 @@ def read_delta(path: Path) -> DeltaTable:
             raise DamagedError("its checksum is wrong")
         file.seek(size - _END_BYTES)
         length, packed = (int.from_bytes(file.read(8), "little") for _ in range(2))
+        if packed > size or length > _MOST_TABLE_BYTES:
+            raise DamagedError("its table is larger than itself")
         file.seek(max(0, size - _END_BYTES - packed))
         try:
             table = msgspec.msgpack.decode(unzipped(file.read(packed), length), type=DeltaTable)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DamagedError(f"its table is of another form: {error}") from error
     for each in map(PurePosixPath, [*table.copied, *table.new]):
         if each.is_absolute() or ".." in each.parts:
             raise DamagedError(f"it names the file {str(each)!r}, which is not inside its folder")
+    sizes = {**table.copied, **table.new}
+    for change in table.changes:
+        begin, end, width = change.span
+        is_inside = 0 <= begin <= end <= sizes.get(change.key[0], -1) and width in _WIDTHS
+        if not (is_inside and change.at >= 0 and 0 <= change.size <= size - change.at):
+            raise DamagedError(f"its piece {' '.join(change.key)!r:.80} lies outside")
     return table
 
 

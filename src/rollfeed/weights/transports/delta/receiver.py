@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from rollfeed.base.serving import decoded_body
 from rollfeed.weights.transports.delta.encoding import DamagedError
 from rollfeed.weights.transports.delta.store import CheckpointStore, HeldVersion, OtherBaseError
 
 PREPARE_PATH = "/prepare_weights_from_delta"
 HELD_PATH = "/prepared_weights"
 _CHUNK_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DeltaReceiver:
@@ -52,6 +55,8 @@ class DeltaReceiver:
         except FileNotFoundError as error:
             return _refusal(404, str(error))
         except OSError as error:
+            if error.errno not in _NO_ROOM:
+                return _refusal(400, f"the delta cannot be read: {error.strerror or error}")
             problem = f"{error.strerror or error}, so the delta is not kept; the older versions are as they were"
             return _refusal(507, problem)
         return _reply({"success": True, **msgspec.to_builtins(held)})
@@ -76,9 +81,13 @@ class DeltaReceiver:
         """Return where the delta is, and what is to be removed in the end."""
         if request.content_type == "application/json":
             try:
-                return Path(msgspec.json.decode(await request.read(), type=dict[str, str])["path"]), None
-            except (msgspec.MsgspecError, KeyError):
-                raise DamagedError("the body has no path of a delta") from None
+                body = await decoded_body(await request.read(), large_bytes=_CHUNK_BYTES)
+            except ValueError as error:
+                raise DamagedError(str(error)) from None
+            path = body.get("path") if isinstance(body, dict) else None
+            if not isinstance(path, str) or not path or "\0" in path:
+                raise DamagedError("the body has no path of a delta")
+            return Path(path), None
         incoming = self._store.incoming()
         try:
             with incoming.open("wb") as file:
