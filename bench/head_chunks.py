@@ -60,12 +60,13 @@ def measure(arguments: argparse.Namespace, num_tokens: int, way: str) -> dict[st
         return logprobs_T.detach()
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    seconds = []
+    seconds, cpu_seconds = [], []
     for _ in range(arguments.repeats):
         hidden_TD.grad = weight_VD.grad = None
-        began = time.perf_counter()
+        began, computed_before = time.perf_counter(), time.process_time()
         logprobs_T = score()
         seconds.append(time.perf_counter() - began)
+        cpu_seconds.append(time.process_time() - computed_before)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     hidden_TD.grad = weight_VD.grad = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -81,7 +82,8 @@ def measure(arguments: argparse.Namespace, num_tokens: int, way: str) -> dict[st
         "peak_gib": round((highest - own) / 2**30, 3),
         "resident_gib_beside_start": round(resident - before, 3),
         "seconds": statistics.median(seconds),
-        "all_seconds": seconds,
+        "cpu_seconds": statistics.median(cpu_seconds),
+        "all_cpu_seconds": cpu_seconds,
     }
 
 
@@ -131,7 +133,8 @@ def main() -> None:
             failed = {"error": f"ended with {finished.returncode}"}
             row[way] = failed if finished.returncode else json.loads(finished.stdout.splitlines()[-1])
         if all("seconds" in row[way] for way in WAYS):
-            row["seconds_of_whole"] = round(row["chunks"]["seconds"] / row["whole"]["seconds"], 3)
+            for name in ("seconds", "cpu_seconds"):
+                row[f"{name}_of_whole"] = round(row["chunks"][name] / row["whole"][name], 3)
             row["largest_difference"] = differences(arguments.output)
         for way in WAYS:
             Path(f"{arguments.output}.{way}").unlink(missing_ok=True)
