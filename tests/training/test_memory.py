@@ -18,6 +18,7 @@ from rollfeed.training.packing import TrainSequence, pack_sequences
 from rollfeed.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
+VOCAB = 259
 CPU = torch.device("cpu")
 
 
@@ -96,3 +97,23 @@ def test_compiled_layers_are_those_of_the_decoder(make_trainer: MakeTrainer, mon
     trainer = make_trainer(compile=True)
     assert [module for module, _ in compiled] == list(trainer.policy.model.model.layers)
     assert all(options == {"dynamic": True} for _, options in compiled)
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_layers_are_not_compiled_again_for_each_shape(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo import reset
+    from torch._dynamo.utils import counters
+
+    own = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: own(module, backend="eager", **options))
+    reset()
+    model = make_trainer(compile=True, share_prompts=False).policy.model
+    counters.clear()
+    for rows, length in ((4, 32), (8, 16), (3, 21), (2, 50), (1, 40), (6, 11), (1, 33)):
+        ids = torch.arange(rows * length).reshape(rows, length) % VOCAB
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2  # one row is a case of its own
+    reset()
