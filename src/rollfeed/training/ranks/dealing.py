@@ -38,7 +38,8 @@ def pack_evenly(
     if num_ranks == 1 or not packed:
         return packed
     most = -(-len(packed) // num_ranks) * num_ranks
-    low, high = max(sequence.num_inputs for sequence in sequences) - 1, micro_batch_tokens
+    low = max(sum(each.num_inputs for each in packed) // most, *(sequence.num_inputs for sequence in sequences)) - 1
+    high = max(each.token_ids_BL.size for each in packed)
     for _ in range(_TRIALS):
         middle = (low + high + 1) // 2
         if middle == high:
