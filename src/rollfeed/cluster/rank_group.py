@@ -129,7 +129,7 @@ class RankGroup(Host):
     def _meet(self, listener: socket.socket) -> None:
         end = time.monotonic() + _START_SECONDS
         while len(self._connections) < self._num_ranks:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, EOFError, ConnectionError):  # who ends at once is gone below
                 accepted, _ = listener.accept()
                 connection = Connection(accepted.detach())
                 hello: RankHello = connection.recv()
