@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--server-gpu", default="0", help="CUDA_VISIBLE_DEVICES of the server")
     parser.add_argument("--memory", type=float, default=0.25, help="--mem-fraction-static of the server")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--limit", type=float, default=240, help="seconds of a run, after which it is ended")
     parser.add_argument("--groups", type=int, default=32, help="of 8 answers, a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens of an answer, at most")
     parser.add_argument("--tokens", type=int, default=8192, help="train.micro_batch_tokens")
@@ -222,27 +223,34 @@ def trained(
     file.write_text(text, encoding="utf-8")
     sampler = MemorySampler(is_cpu=is_cpu)
     began = time.perf_counter()
-    with sampler:
-        done = subprocess.run(
+    said = folder / f"run-{processes}.stderr"
+    with sampler, said.open("w") as log:
+        process = subprocess.Popen(
             [sys.executable, "-m", "rollfeed", "train", str(file), "--out", str(out)],
-            check=False,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=log,
         )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(arguments.limit)
+        process.kill()  # what it had done by then is told
+        code = process.wait()
     found: dict[str, Any] = {
         "processes": processes,
-        "exit_code": done.returncode,
+        "exit_code": code,
         "seconds": round(time.perf_counter() - began, 1),
         "settings": text,
         "peak_memory_bytes": sampler.peaks,
     }
-    if done.returncode:
-        return {**found, "error": done.stderr[-2000:]}
+    if code:
+        found["error"] = said.read_text(encoding="utf-8")[-2000:]
     steps, updates = (
         [json.loads(line) for line in (out / name).read_text(encoding="utf-8").splitlines()][1:]
+        if (out / name).exists()
+        else []
         for name in ("metrics.jsonl", "train.jsonl")
     )
+    if not updates:
+        return found
     seconds = sum(each["seconds"] for each in updates)
     tokens = sum(each["train/computed_tokens"] for each in updates)
     rate = tokens / seconds
