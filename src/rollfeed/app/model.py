@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rollfeed.completions import LARGEST_VOCABULARY
 from rollfeed.config import EngineSettings, LaunchSettings, Settings
+from rollfeed.config.lora import LoraSettings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.paths import as_paths, expand_path
 from rollfeed.config.pictures import PictureSettings
@@ -162,7 +163,8 @@ def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()
     """
     may_idle = not starts and settings.engine.is_embedded
     if settings.needs_engine and not (may_idle and is_embeddable(model.checkpoint, settings.engine)):
-        return build_engine(model, settings.engine, deterministic=settings.rollout.deterministic, folders=folders)
+        deterministic, lora = settings.rollout.deterministic, settings.train.lora
+        return build_engine(model, settings.engine, deterministic=deterministic, folders=folders, lora=lora)
     return IdleEngine(context_length=settings.engine.context_length, vocab_size=vocab_size_of(model.checkpoint))
 
 
@@ -172,10 +174,11 @@ def build_engine(
     *,
     deterministic: bool = False,
     folders: Sequence[str | Path] = (),
+    lora: LoraSettings | None = None,
 ) -> Engine:
     """Return the engine that the settings name, checked and not yet started.
 
-    Modules of plug-ins are looked for in ``folders`` too.
+    Modules of plug-ins are looked for in ``folders`` too; ``lora`` is what servers that are started may be given.
 
     Raises:
         ConfigError: If the checkpoint cannot be served with these settings.
@@ -184,7 +187,7 @@ def build_engine(
     for name, servers in settings.servers.items():
         make_engine: Callable[..., ServerEngine] = ServerEngine
         if settings.launch is not None:
-            launcher = _launcher(model, settings, settings.launch, name)
+            launcher = _launcher(model, settings, settings.launch, name, lora)
             servers, make_engine = servers.at(launcher.addresses), partial(LaunchedEngine, launcher)
         dialect = DIALECTS[name](servers)
         return make_engine(
@@ -199,7 +202,9 @@ def build_engine(
     return _embedded_engine(model, settings, deterministic=deterministic)
 
 
-def _launcher(model: Model, settings: EngineSettings, launch: LaunchSettings, kind: str) -> ServerLauncher:
+def _launcher(
+    model: Model, settings: EngineSettings, launch: LaunchSettings, kind: str, lora: LoraSettings | None
+) -> ServerLauncher:
     """Return what runs the servers of a table; they serve the policy's checkpoint."""
     name = None if settings.openai is None else settings.openai.model
     served = LaunchedModel(
@@ -208,6 +213,7 @@ def _launcher(model: Model, settings: EngineSettings, launch: LaunchSettings, ki
         context_length=settings.context_length,
         trust_remote_code=model.trust_remote_code,
         weights_transport=settings.servers[kind].weights_transport,
+        lora=lora,
     )
     return ServerLauncher(server_commands(launch, KINDS[kind], served), launch)
 

@@ -63,8 +63,8 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
     """
     weights_transport: str = Field(default="disk", min_length=1)
     """How new weights reach the servers: `disk`; `tensors`, from this process to servers on its host; `nccl`, by
-    broadcast; `delta`, what has changed only; or the import path of a class or function that makes your own
-    `WeightTransport` from a `TransportContext` (docs/weights.md).
+    broadcast; `delta`, what has changed only; `adapter`, alone what `[train.lora]` trains; or the import path of a
+    class or function that makes your own `WeightTransport` from a `TransportContext` (docs/weights.md).
     """
     weights_receivers: tuple[Annotated[str, AfterValidator(checked_address)], ...] = Field(default=(), strict=False)
     """With `delta`: addresses of `rollfeed serve weights`, one on each host of servers, with the servers' key. Without
@@ -73,7 +73,7 @@ class ServerSettings(Section, ABC, resume=Resume.FREE):
 
     @model_validator(mode="after")
     def _receivers_are_asked(self) -> Self:
-        if self.weights_receivers and self.weights_transport in ("disk", "tensors", "nccl"):
+        if self.weights_receivers and self.weights_transport in ("adapter", "disk", "tensors", "nccl"):
             raise ValueError(f"weights_receivers are for weights_transport = 'delta', not {self.weights_transport!r}")
         return self
 

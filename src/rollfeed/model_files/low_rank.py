@@ -6,7 +6,7 @@ somebody asks for it, so that there is never a second model in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class AdaptedNames(CheckpointNames):
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors of the checkpoint, each merged with the adapter when it is asked for."""
-        return MergedTensors(super().tensors(), self._layers)
+        return MergedTensors(super().tensors(), self._layers, self.write_adapter)
 
     def adapter(self) -> dict[str, Tensor]:
         """Return the adapter's own tensors, by the names of peft's files."""
@@ -135,7 +135,11 @@ def write_adapter(tensors: Mapping[str, Tensor], config: Any, folder: Path, *, b
 class MergedTensors(Mapping[str, Tensor]):
     """The tensors of a checkpoint; adapted ones are computed each time, in memory of their own."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], layers: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], layers: Mapping[str, Any], write_adapter: Callable[..., None]
+    ) -> None:
+        self.write_adapter = write_adapter
+        """Writes the adapter alone: :meth:`AdaptedNames.write_adapter`."""
         self._tensors = tensors
         self._layers = layers
 

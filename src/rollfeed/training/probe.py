@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +76,18 @@ def choose_texts(
 
 
 def score_texts(
-    policy: Policy, texts: Sequence[NDArray[np.int32]], *, rounding: Rounding | None, micro_batch_tokens: int
+    policy: Policy,
+    texts: Sequence[NDArray[np.int32]],
+    *,
+    rounding: Rounding | None,
+    micro_batch_tokens: int,
+    merges: bool = True,
 ) -> NDArray[np.float64]:
     """Return the log-probabilities of all tokens but the first of each text, before any temperature, ``(N,)``.
 
     Each has at least two tokens. ``rounding`` is what becomes of the weights in the engine; at most
-    ``micro_batch_tokens`` places are computed at once, or those of one text.
+    ``micro_batch_tokens`` places are computed at once, or those of one text. ``merges`` says whether an adapter is
+    added to the weights before they are rounded.
     """
     sequences = [TrainSequence.of_tokens(text, prompt_length=1, number=number) for number, text in enumerate(texts)]
     micro_batches = pack_sequences(
@@ -90,19 +96,19 @@ def score_texts(
         micro_batch_tokens=max(micro_batch_tokens, *(len(text) for text in texts)),
         share_prompts=False,
     )
-    with _rounded(policy.model, rounding):
+    with _rounded(policy.model, rounding, merges=merges):
         found = policy.score_each(micro_batches, temperature=1.0, exact=True)
     return np.concatenate([found[number].logprobs_T.double().numpy() for number in range(len(texts))])
 
 
 @contextmanager
-def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
+def _rounded(model: Any, rounding: Rounding | None, *, merges: bool) -> Iterator[None]:
     """Have each module compute with its own weights rounded, one module at a time: there is no second model."""
     if rounding is None:
         yield
         return
     kept: dict[Any, list[tuple[Any, torch.Tensor]]] = {}
-    adapted = {layer.base_layer: layer for layer in adapted_layers(model)}  # published merged
+    adapted = {layer.base_layer: layer for layer in adapted_layers(model) if merges}
 
     def round_weights(module: Any, inputs: Any) -> None:
         own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
@@ -121,7 +127,7 @@ def _rounded(model: Any, rounding: Rounding | None) -> Iterator[None]:
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.append(module.register_forward_pre_hook(round_weights))
                 hooks.append(module.register_forward_hook(restore, always_call=True))
-        with without_adapter(model):
+        with without_adapter(model) if merges else nullcontext():
             yield
     finally:
         for hook in hooks:
@@ -135,7 +141,8 @@ class TrainerProbes:
     """Scores of a few texts of the first batch by the trainer, version after version.
 
     ``types`` are how an engine may hold the weights (:func:`weight_types`); ``to_int8`` returns a matrix as the
-    embedded engine holds it in 8 bits, and ``to_fp8`` the tensor of a name as servers of a checkpoint in FP8 do.
+    embedded engine holds it in 8 bits, and ``to_fp8`` the tensor of a name as servers of a checkpoint in FP8 do;
+    ``merges`` says whether an adapter is published merged.
     """
 
     def __init__(
@@ -147,6 +154,7 @@ class TrainerProbes:
         micro_batch_tokens: int,
         to_int8: Callable[[torch.Tensor], torch.Tensor],
         to_fp8: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
+        merges: bool = True,
     ) -> None:
         self._trainer = trainer
         self._settings = settings
@@ -154,6 +162,7 @@ class TrainerProbes:
         self._micro_batch_tokens = micro_batch_tokens
         self._to_int8 = to_int8
         self._to_fp8 = to_fp8
+        self._merges = merges
         self._texts: tuple[NDArray[np.int32], ...] = ()
 
     async def begin(self, batch: TrainBatch) -> WeightProbe | None:
@@ -186,6 +195,7 @@ class TrainerProbes:
                     self._texts,
                     rounding=self._rounding(name),
                     micro_batch_tokens=self._micro_batch_tokens,
+                    merges=self._merges,
                 )
                 for name in self._types
             }

@@ -42,7 +42,7 @@ from rollfeed.types.run import (
     Trained,
 )
 from rollfeed.types.turns import Answered, Called, Replied, Sampled, Turn
-from rollfeed.types.updates import FolderUpdate, TensorUpdate, WeightUpdate
+from rollfeed.types.updates import AdapterUpdate, FolderUpdate, TensorUpdate, WeightUpdate
 from rollfeed.types.verdict import (
     REWARD_TOLERANCE,
     Correct,
@@ -61,6 +61,7 @@ __all__ = [
     "PUBLISHED",
     "REWARD_TOLERANCE",
     "STALE",
+    "AdapterUpdate",
     "Advantages",
     "Answered",
     "BatchCut",

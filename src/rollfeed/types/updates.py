@@ -34,3 +34,11 @@ class FolderUpdate(WeightUpdate):
         """Return the path by which one server can read it."""
         del address
         return self.folder
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUpdate(WeightUpdate):
+    """An adapter in peft's layout, beside weights that stay as they are: requests name it from now on."""
+
+    folder: Path
+    adapter_name: str

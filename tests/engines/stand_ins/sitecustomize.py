@@ -104,3 +104,22 @@ class EmptyModules:
 
 
 sys.meta_path.append(EmptyModules())  # type: ignore[arg-type]
+
+
+class NothingPinned:
+    """Has PyTorch pin no memory once SGLang's adapters are imported, which ask for it without a GPU, too."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        del path, target
+        if name != "sglang.srt.lora.layers":
+            return
+        import torch
+
+        def unpinned(function: Any) -> Any:
+            return lambda *args, pin_memory=False, **others: function(*args, **others)
+
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+        torch.tensor, torch.empty, torch.zeros = map(unpinned, (torch.tensor, torch.empty, torch.zeros))
+
+
+sys.meta_path.insert(0, NothingPinned())  # type: ignore[arg-type]

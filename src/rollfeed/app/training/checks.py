@@ -264,8 +264,10 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
 
 
 def _check_adapter(settings: Settings, checkpoint: Path) -> None:
-    lora = settings.train.lora
+    lora, servers = settings.train.lora, next(iter(settings.engine.servers.values()), None)
     if lora is None:
+        if settings.needs_engine and servers is not None and servers.weights_transport == "adapter":
+            raise ConfigError('weights_transport = "adapter" is for what [train.lora] trains: add it, or set "disk"')
         return
     if settings.cluster.kind is not ClusterKind.LOCAL and settings.cluster.trainer is not TrainerPlace.DRIVER:
         raise ConfigError("train.lora: adapters are trained in this process: set cluster.trainer = 'driver'")

@@ -178,6 +178,7 @@ def probes_of(settings: Settings, trainer: Trainer, *, checkpoint: Path, precisi
         micro_batch_tokens=settings.train.micro_batch_tokens,
         to_int8=quantised,
         to_fp8=ServingForm(checkpoint).rounded if FP8 in types else None,
+        merges=all(each.weights_transport != "adapter" for each in settings.engine.servers.values()),
     )
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollfeed.config.launch import LaunchSettings
+from rollfeed.config.lora import ALL_LINEAR, LoraSettings
 from rollfeed.errors import ConfigError
+from rollfeed.model_files import read_headers
 
 SETTING = "engine.launch"
 _HOST = "127.0.0.1"
@@ -40,10 +42,14 @@ class LaunchKind:
     asleep: Mapping[str, Any]
     """What giving up memory needs."""
     env: Mapping[str, str]
+    adapter_env: Mapping[str, str] = field(default_factory=dict)
+    """What taking adapters needs in the environment."""
     transports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Flags that ways of new weights need, by their names."""
     context: str | None = None
     """Flag for the context, where it is told."""
+    adapter_ranks: Sequence[int] = ()
+    """That it may be told; without any, every one."""
 
 
 KINDS: Mapping[str, LaunchKind] = {
@@ -56,6 +62,8 @@ KINDS: Mapping[str, LaunchKind] = {
         flags={"logprobs-mode": "processed_logprobs", "enable-scale-out": True},
         asleep={"enable-sleep-mode": True},
         env={"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": "", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
+        adapter_env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+        adapter_ranks=(8, 16, 32, 64, 128, 256, 320, 512),
         transports={
             "tensors": {"weight-transfer-config": {"backend": "ipc"}},
             "nccl": {"weight-transfer-config": {"backend": "nccl"}},
@@ -94,6 +102,12 @@ class LaunchedModel(NamedTuple):
     context_length: int
     trust_remote_code: bool = False
     weights_transport: str = "disk"
+    lora: LoraSettings | None = None
+
+    @property
+    def adapter(self) -> LoraSettings | None:
+        """The adapters that servers are given; None where they are given weights."""
+        return self.lora if self.weights_transport == "adapter" else None
 
 
 def server_commands(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel) -> list[ServerCommand]:
@@ -117,7 +131,7 @@ def server_commands(settings: LaunchSettings, kind: LaunchKind, model: LaunchedM
                 name=f"server {number} ({label}, {address})",
                 address=address,
                 words=(*command, *kind.model, str(model.checkpoint), *place, *flags),
-                environment=_environment(settings, kind, gpus),
+                environment=_environment(settings, kind, model, gpus),
             )
         )
     return commands
@@ -202,6 +216,11 @@ def _flags(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, gpu
         raise ConfigError(f"{SETTING}.flags.{taken[0]}: is chosen here: remove it")
     flags: dict[str, Any] = {"served-model-name": model.name, **kind.flags}
     flags |= kind.transports.get(model.weights_transport, {})
+    if (adapter := model.adapter) is not None:
+        flags |= {"enable-lora": True}
+        flags["max-lora-rank"] = next((each for each in kind.adapter_ranks if each >= adapter.rank), adapter.rank)
+        # vLLM scores no texts where its head may have an adapter, and SGLang takes none without being told.
+        flags["lora-target-modules"] = _modules(adapter, model.checkpoint)
     if kind.context is not None:
         flags[kind.context] = model.context_length
     if model.trust_remote_code:
@@ -211,6 +230,17 @@ def _flags(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, gpu
     if settings.colocate:
         flags |= kind.asleep
     return flags | given
+
+
+def _modules(adapter: LoraSettings, checkpoint: Path) -> list[str]:
+    """Return the names of adapted layers: matrices that are neither embeddings nor the head, by their last names."""
+    if adapter.target_modules != [ALL_LINEAR]:
+        return [name.rpartition(".")[2] for name in adapter.target_modules]
+    stored = read_headers(checkpoint)
+    matrices = [
+        name.split(".") for name, header in stored.items() if name.endswith(".weight") and len(header.shape) == 2
+    ]
+    return sorted({words[-2] for words in matrices if any(word.isdigit() for word in words)})
 
 
 def _words(name: str, value: Any) -> Iterator[str]:
@@ -223,8 +253,11 @@ def _words(name: str, value: Any) -> Iterator[str]:
         yield from map(str, value if isinstance(value, list) else [value])
 
 
-def _environment(settings: LaunchSettings, kind: LaunchKind, gpus: Sequence[str]) -> dict[str, str]:
+def _environment(
+    settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, gpus: Sequence[str]
+) -> dict[str, str]:
     local = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), _HOST, "localhost"]))
     chosen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    mine = {"NO_PROXY": local, "no_proxy": local, "PYTHONUNBUFFERED": "1", **kind.env, **chosen, **settings.env}
+    mine = {"NO_PROXY": local, "no_proxy": local, "PYTHONUNBUFFERED": "1", **kind.env, **chosen}
+    mine |= {**(kind.adapter_env if model.adapter is not None else {}), **settings.env}
     return {**os.environ, **mine}

@@ -24,7 +24,14 @@ def _broadcast(context: TransportContext) -> WeightTransport:
     return BroadcastTransport(context)
 
 
+def _adapter(context: TransportContext) -> WeightTransport:
+    from rollfeed.weights.transports.adapter import AdapterTransport
+
+    return AdapterTransport(context)
+
+
 TRANSPORTS: Mapping[str, Callable[[TransportContext], WeightTransport]] = {
+    "adapter": _adapter,
     "delta": _delta,
     "disk": DiskTransport.made_for,
     "nccl": _broadcast,

@@ -43,16 +43,22 @@ _DECODER = msgspec.json.Decoder(list[_Reply])
 
 
 async def score_texts(
-    address: str, texts: Sequence[NDArray[np.int32]], *, policy_version: int, http: Http, timeout_seconds: float
+    address: str,
+    texts: Sequence[NDArray[np.int32]],
+    *,
+    policy_version: int,
+    adapter: str | None = None,
+    http: Http,
+    timeout_seconds: float,
 ) -> NDArray[np.float64]:
-    """Return the log-probabilities of all tokens but the first of each text, under a server's present weights.
+    """Return the log-probabilities of all tokens but the first of each text, under a server's weights and adapter.
 
     Raises:
         EngineUnavailableError: If it does not answer in time.
         EngineProtocolError: If its reply breaks the contract, or is of another version.
     """
     url = f"{address}/generate"
-    body = {"input_ids": [text.tolist() for text in texts], **_ASK}
+    body = {"input_ids": [text.tolist() for text in texts], **_ASK, **({"lora_path": adapter} if adapter else {})}
     for _ in range(_TRIES):
         content = (await http.command(url, body, timeout_seconds=timeout_seconds)).content
         try:

@@ -34,7 +34,7 @@ from rollfeed.engine.dialects.sglang.scoring import score_texts
 from rollfeed.engine.http import json_ids
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, ServerUpdate
-from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
+from rollfeed.types import AdapterUpdate, FolderUpdate, SamplingParams, WeightUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class SGLang:
         """Whether servers, by address, end what runs when an update says so; None where their release is not known.
         Those that do not die of it, and of a flush behind a retraction.
         """
+        self._adapter: str | None = None  # that requests ask for
         self._holding = {"mode": "retract" if is_retracted else "in_place"}
 
     def open(self, context: Context) -> None:
@@ -129,7 +130,7 @@ class SGLang:
         del worker
         most, with_mask = flight.remaining_tokens, flight.params.return_sampling_mask
         answer = SGLangAnswer(max_new_tokens=most, with_mask=with_mask, with_text=self._with_text)
-        return ServerRequest(_PATH, _encoded(flight, by_version=self.keeps_cache), answer)
+        return ServerRequest(_PATH, _encoded(flight, by_version=self.keeps_cache, adapter=self._adapter), answer)
 
     async def health(self, address: str, *, timeout_seconds: float) -> None:
         reply = await self._http.control("GET", f"{address}/health", timeout_seconds=timeout_seconds)
@@ -173,9 +174,9 @@ class SGLang:
             return None
 
     async def score(self, address: str, texts: Sequence[NDArray[Any]], *, policy_version: int) -> NDArray[float64]:
-        seconds = self.settings.update_timeout_seconds
+        seconds, adapter = self.settings.update_timeout_seconds, self._adapter
         return await score_texts(
-            address, texts, policy_version=policy_version, http=self._http, timeout_seconds=seconds
+            address, texts, policy_version=policy_version, adapter=adapter, http=self._http, timeout_seconds=seconds
         )
 
     async def abort(self, address: str, rid: str | None) -> None:
@@ -191,9 +192,9 @@ class SGLang:
 
     async def update(self, worker: Worker, update: WeightUpdate, *, is_held: bool) -> int:
         address, mode = worker.address, self.settings.weight_update
-        if mode is WeightUpdateMode.ABORT or (
-            mode is WeightUpdateMode.RETRACT and self._is_ending.get(address) is False
-        ):
+        dies = mode is WeightUpdateMode.RETRACT and self._is_ending.get(address) is False
+        # An adapter goes when no request uses it any more: what is held would hold it.
+        if mode is WeightUpdateMode.ABORT or dies or isinstance(update, AdapterUpdate):
             return await self._update_emptied(worker, update, is_held=is_held)
         if not is_held:
             await self.hold(address)
@@ -253,6 +254,8 @@ class SGLang:
             if empties:  # an update waits for all that runs
                 await self._http.command(f"{address}/abort_request", {"abort_all": True})
             num_bytes = await update.load(address, command)
+            if isinstance(update, AdapterUpdate):
+                self._adapter = update.adapter_name
             if empties and (problem := await self._flush(address)):
                 raise EngineUnavailableError(f"{address}: its weights are new and its cache is not: {problem}")
         served = await self.version(address)
@@ -345,7 +348,7 @@ def _precision(told: Mapping[str, Any]) -> str:
     return "unknown"
 
 
-def _encoded(flight: Flight, *, by_version: bool) -> bytes:
+def _encoded(flight: Flight, *, by_version: bool, adapter: str | None) -> bytes:
     body: dict[str, Any] = {
         "rid": flight.rid,
         "input_ids": json_ids(flight.sent_ids),
@@ -355,6 +358,8 @@ def _encoded(flight: Flight, *, by_version: bool) -> bytes:
     }
     if by_version:  # where it is not flushed: what is new shares keys and values of one version only
         body["extra_key"] = str(flight.policy_version)
+    if adapter is not None:
+        body["lora_path"] = adapter
     if flight.params.return_sampling_mask:
         body["return_sampling_mask"] = True
     if flight.shown is not None:

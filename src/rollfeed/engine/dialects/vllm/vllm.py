@@ -29,7 +29,7 @@ from rollfeed.engine.dialects.vllm.requests import Route, encode_request
 from rollfeed.engine.dialects.vllm.scoring import score_texts
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, ServerUpdate
-from rollfeed.types import FolderUpdate, SamplingParams, WeightUpdate
+from rollfeed.types import AdapterUpdate, FolderUpdate, SamplingParams, WeightUpdate
 
 _HOW = "start vLLM with VLLM_SERVER_DEV_MODE=1, which offers them on a network that you trust"
 _METRIC = re.compile(
@@ -190,6 +190,8 @@ class VLLM:
             elif isinstance(update, ServerUpdate):
                 num_bytes = await update.load(address, command)
             has_loaded = True
+            if isinstance(update, AdapterUpdate):  # it goes by the name of a model
+                self._servers[address] = self._servers[address]._replace(model=update.adapter_name)
             if self._servers[address].names_versions:
                 await command("/update_weight_version", {"new_version": str(update.policy_version)})
                 if (served := await self.version(address)) != update.policy_version:
