@@ -114,3 +114,13 @@ def test_what_is_proven_of_fp8_is_proven_without_an_adapter(folder: Path, tiny_c
     tree["model"]["checkpoint"], tree["train"]["checkpoint"] = str(served), str(tiny_checkpoint)
     with pytest.raises(ConfigError, match=r"train\.lora: .* FP8 .* set weights\.proof\.num_texts = 0"):
         trained_checkpoints(Settings.model_validate(tree), served)
+
+
+def test_adapters_are_published_where_there_are_some(folder: Path, tiny_checkpoint: Path) -> None:
+    tree = spec_for(folder, tiny_checkpoint).settings.model_dump(mode="json", exclude_unset=True)
+    servers = {"workers": ["http://127.0.0.1:9"], "concurrency": 1, "weights_transport": "adapter"}
+    tree["engine"] = {"context_length": 256, "sglang": servers}
+    check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
+    del tree["train"]["lora"]
+    with pytest.raises(ConfigError, match=r'"adapter" is for what \[train\.lora\] trains: add it, or set "disk"'):
+        check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
