@@ -3,7 +3,7 @@
 Every run is the commands of examples/reward_model, started as processes: a model is trained on pairs, orders 100 pairs
 that it has not seen, scored as answers of a run are, and then scores a run. The seed is that of words, wrong letters,
 weights and order. The control is trained on the same pairs with a coin's preferences. Nine of ten held-out pairs must
-be in order in the runs, and must not be in the control. Settings were tried on seed 0.
+be in order in the runs, and must not be in the control. Settings were tried on seeds 0 and 1.
 
 ::
 

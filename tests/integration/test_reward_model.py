@@ -35,9 +35,13 @@ def kill(sample, prompt):
 def folder(tmp_path: Path) -> Path:
     for name in ("train.toml", "run.toml", "write_pairs.py"):
         shutil.copyfile(EXAMPLE / name, tmp_path / name)
-    subprocess.run([sys.executable, str(tmp_path / "write_pairs.py"), str(tmp_path)], check=True)
+    write_pairs(tmp_path, seed=0)
     (tmp_path / "kills.py").write_text(KILLS)
     return tmp_path
+
+
+def write_pairs(folder: Path, *, seed: int) -> None:
+    subprocess.run([sys.executable, str(folder / "write_pairs.py"), str(folder), str(seed)], check=True)
 
 
 def command(folder: Path, out: str, *overrides: str) -> list[str]:
@@ -92,7 +96,8 @@ def test_a_training_that_is_killed_ends_as_the_unbroken_one_and_its_model_scores
 
 @pytest.mark.soak
 async def test_held_out_pairs_are_ordered_rightly(folder: Path) -> None:
-    trained = train(folder, "rm")
+    write_pairs(folder, seed=1)
+    trained = train(folder, "rm", "seed=1")
     assert trained[-1]["train/pair_accuracy"] >= 0.9
     assert await held_out_accuracy(folder, folder / "rm" / "model") >= 0.9
 
