@@ -25,7 +25,12 @@ TREES: dict[str, dict[str, Any]] = {
     "embedded": {
         **COMMON,
         "filters": {"over_sampling": {"name": "reward_std", "num_extra": 4}},
-        "train": {"warm_up": {"stop_accuracy": 0.5}, "micro_batch_tokens": 4096, "loss": {"kl_coefficient": 0.1}},
+        "train": {
+            "warm_up": {"stop_accuracy": 0.5},
+            "micro_batch_tokens": 4096,
+            "activation_checkpointing": True,
+            "loss": {"kl_coefficient": 0.1},
+        },
         "eval": {"environments": [{"id": "core/copy_text"}]},
         "reward": {"functions": {"mine": "module:function"}, "overlong": {"cache": 50}},
         "sampling": {"rollout_max_response_len": 100},
