@@ -32,7 +32,8 @@ from safetensors.torch import load_file, save_file
 
 import rollfeed
 from rollfeed.benchmarks.machine import machine
-from rollfeed.config.train import OptimizerSettings, TrainSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.train import TrainSettings
 from rollfeed.engine.local import create_local_engine
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import TensorUpdate

@@ -35,7 +35,8 @@ from safetensors.torch import load_file
 
 import rollfeed
 from rollfeed.benchmarks.machine import machine
-from rollfeed.config.train import OptimizerSettings, TrainSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.train import TrainSettings
 from rollfeed.engine.backends.native.places import quantised
 from rollfeed.engine.local import create_local_engine
 from rollfeed.errors import EngineProtocolError

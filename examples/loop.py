@@ -16,7 +16,8 @@ from statistics import fmean
 from rollfeed.batch.advantages import batch_advantages
 from rollfeed.config import TinyModelSettings
 from rollfeed.config.advantage import AdvantageSettings
-from rollfeed.config.train import OptimizerSettings, TrainSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.train import TrainSettings
 from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.environments import EnvironmentSource

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 import rollfeed
-from rollfeed.config.train import OptimizerSettings, TrainSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.train import TrainSettings
 from rollfeed.engine.backends.native.places import quantised
 from rollfeed.engine.client import ServerEngine
 from rollfeed.training.probe import choose_texts, rounding_of, score_texts, weight_types

@@ -34,7 +34,8 @@ from sglang import machine
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from rollfeed.config.train import LossSettings, OptimizerSettings, TrainSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.train import LossSettings, TrainSettings
 from rollfeed.model_files.heads import Head, HeadShape
 from rollfeed.model_files.trees import attend_in_blocks
 from rollfeed.training.model import Policy, Scored, hold_linear_layers_as_computed, prepare_passes

@@ -135,7 +135,10 @@ def _is_cancelled(error: BaseException) -> bool:
     """Whether somebody cancelled this task; a function may raise CancelledError as well."""
     if not isinstance(error, CancelledError):
         return False
-    task = current_task()
+    try:
+        task = current_task()
+    except RuntimeError:  # in a thread without a loop there is no task to be cancelled
+        return False
     return task is None or task.cancelling() > 0
 
 

@@ -69,6 +69,7 @@ class Kind(NamedTuple):
     """Whether the run ends when the failure budget is spent."""
     row: str = '{"prompt": "2 + 2?"}'
     """Of the data set."""
+    command: str = "run"
     pending: str | None = None
     """An expression whose value has a sample that is not done, where that can be returned."""
 
@@ -138,6 +139,12 @@ KINDS = {
     ),
     "advantage": Kind(
         "def f(rewards_G, *, group):\n    {body}", f'[plugins]\n{GOOD}advantage = "{{path}}"', "plugins.advantage"
+    ),
+    "loss": Kind(
+        "def f(inputs):\n    {body}",
+        f'[plugins]\n{GOOD}[train]\ndevice = "cpu"\n[train.loss]\nfunction = "{{path}}"',
+        "train.loss.function",
+        command="train",
     ),
     "buffer_policy": Kind(
         "def f(entries, count, *, policy_version):\n    {body}",
@@ -209,7 +216,7 @@ def run(tiny_checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
         (tmp_path / "run.toml").write_text(settings + kind.settings.format(path="wrong:f") + kind.prompts)
         sys.modules.pop("wrong", None)
         capfd.readouterr()
-        code = main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"), "--quiet"])
+        code = main([kind.command, str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"), "--quiet"])
         sys.modules.pop("wrong", None)
         return code, capfd.readouterr().err
 

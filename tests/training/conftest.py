@@ -12,6 +12,7 @@ import torch
 
 from rollfeed import testing
 from rollfeed.config.train import TrainSettings
+from rollfeed.protocols import LossFn
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Group, Prompt, Rollout, Sample, TrainBatch
 
@@ -115,9 +116,16 @@ def batch_by_seed() -> Callable[..., TrainBatch]:
 @pytest.fixture
 def make_trainer(tiny_checkpoint: Path) -> Callable[..., Trainer]:
     def make(
-        *, checkpoint: Path = tiny_checkpoint, reference: Path | None = None, num_batches: int = 10, **settings: Any
+        *,
+        checkpoint: Path = tiny_checkpoint,
+        reference: Path | None = None,
+        num_batches: int = 10,
+        loss_function: LossFn | None = None,
+        **settings: Any,
     ) -> Trainer:
         values = {"device": "cpu", "threads": 1, "optimizer": {"learning_rate": 1e-2}, **settings}
+        if loss_function is not None:
+            values["loss"] = {**values.get("loss", {}), "function": loss_function}
         return Trainer(
             checkpoint,
             reference=reference,
@@ -125,6 +133,7 @@ def make_trainer(tiny_checkpoint: Path) -> Callable[..., Trainer]:
             temperature=1.0,
             num_batches=num_batches,
             max_response_length=16,
+            loss_function=loss_function,
         )
 
     return make

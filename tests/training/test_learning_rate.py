@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollfeed.config.train import LearningRateSchedule
+from rollfeed.config.optimizer import LearningRateSchedule
 from rollfeed.training.optimizer import learning_rate
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rollfeed import plugins
 from rollfeed.app.batches import age_limit, batch_cutter, surplus_rule
-from rollfeed.app.checks import check_combination, no_images_of
+from rollfeed.app.checks import check_combination, load_loss_function, no_images_of
 from rollfeed.app.cluster import ClusterEngine, RemoteRunner, cluster_engine, settings_here
 from rollfeed.app.gateway import generate_fn
 from rollfeed.app.model import Model, load_settings_model, run_engine
@@ -128,6 +128,7 @@ def prepare(spec: RunSpec, *, out: str | Path | None = None, starts: bool = True
     trackers = load_trackers(settings, folders=folders)
     with_functions = with_slime_plugins(settings, folders=folders)
     functions = load_functions(with_functions, folders=folders)
+    load_loss_function(settings.train.loss.function, folders=folders)
     check_combination(settings)
     if settings.metrics.port is not None:
         check_port(settings.metrics.host, settings.metrics.port)

@@ -6,14 +6,19 @@ A ``reward_key`` that no reward has is refused in the first step where what scor
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rollfeed.app.model import Model
+from rollfeed.base.importing import is_async
 from rollfeed.config import EngineSettings, RolloutConfig, RolloutMode, Settings
 from rollfeed.config.reward import is_judge
 from rollfeed.config.teacher import TeacherUse
 from rollfeed.environments import RLVE_KEYS, RLVE_RM_TYPE
 from rollfeed.errors import ConfigError
+from rollfeed.faults import name_of
 from rollfeed.model_files import find_config
+from rollfeed.plugins import load_plugin
+from rollfeed.protocols import LossFn
 from rollfeed.rewards.registry import BUILTIN_GRADERS, CODE_RM_TYPE, REMOTE_RM_TYPE, grader_name
 
 _OWN_NAMESPACE = "core/"
@@ -47,6 +52,20 @@ def no_images_of(settings: EngineSettings, model: Model, *, is_cluster: bool = F
         needs = "servers are sent pictures by the model's processor, whose files"
         return f"{needs} {model.checkpoint} lacks (preprocessor_config.json): add them, or remove image_key"
     return None
+
+
+def load_loss_function(given: str | LossFn | None, *, folders: Sequence[Path] = ()) -> LossFn | None:
+    """Return what ``train.loss.function`` names.
+
+    Raises:
+        ConfigError: If it cannot be imported or is no :class:`LossFn`.
+    """
+    if given is None:
+        return None
+    found = load_plugin(given, LossFn, key="train.loss.function", folders=folders)
+    if is_async(found):
+        raise ConfigError(f"train.loss.function ({name_of(found)}): is async; the trainer calls a plain function")
+    return found
 
 
 def check_combination(settings: Settings) -> None:

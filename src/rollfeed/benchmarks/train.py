@@ -32,7 +32,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollfeed.app import Model, build_engine, environment_source, open_rollouts
 from rollfeed.config import EngineSettings, RolloutConfig, RolloutSettings, SamplingSettings
-from rollfeed.config.train import OptimizerSettings, TrainPrecision, TrainSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.train import TrainPrecision, TrainSettings
 from rollfeed.errors import CheckpointError
 from rollfeed.pipeline import Observers, Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer

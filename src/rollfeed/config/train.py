@@ -10,8 +10,11 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.lora import LoraSettings
+from rollfeed.config.optimizer import OptimizerSettings
+from rollfeed.config.plugins import Plugin
 from rollfeed.config.section import Free, OnPurpose, Resume, Section
 from rollfeed.config.warm_up import WarmUpSettings
+from rollfeed.protocols import LossFn
 
 
 class Objective(StrEnum):
@@ -59,14 +62,6 @@ class KLEstimator(StrEnum):
     K2 = "k2"
     K3 = "k3"
     K3_PLUS = "k3+"
-
-
-class LearningRateSchedule(StrEnum):
-    """The course of the learning rate after the warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
 
 
 class NonFinitePolicy(StrEnum):
@@ -194,9 +189,17 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """Weight of the divergence from the reference, which is the model as training found it unless
     `reference_checkpoint` names another; 0 needs no reference in memory.
     """
+    entropy_coefficient: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
+    """Weight of the entropy of what predicts each trained token, which is taken off its loss: above 0 answers stay
+    different (A3C, arXiv:1602.01783, section 4). Groups of equal rewards then bring a gradient, too.
+    """
+    function: Plugin[LossFn] | None = None
+    """A `LossFn` of yours in the place of `objective`, by import path (docs/extending.md); what corrects for the
+    engine, the divergence and the entropy are added as their keys say, and groups of equal rewards are not left out.
+    """
     reference_checkpoint: Annotated[str | None, Resume.MODEL] = Field(default=None, min_length=1)
     """The reference, as `model.checkpoint` names a model, with the same vocabulary; a warm-up does not change it. Used
-    where `kl_coefficient` is above 0.
+    where `kl_coefficient` is above 0, and by `function`.
     """
     kl_estimator: KLEstimator = Field(default=KLEstimator.K3, strict=False)
     """As Schulman names them ("Approximating KL Divergence", 2020): `k1` is the log-ratio, `k2` half its square, `k3`
@@ -209,7 +212,7 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
         if "dual_clip" not in self.model_fields_set:
             is_bounded = self.clip_low == self.clip_high or self.objective is Objective.CISPO
             object.__setattr__(self, "dual_clip", 0.0 if is_bounded else 3.0)  # it depends on others, and is frozen
-        if self.reference_checkpoint is not None and not self.kl_coefficient:
+        if self.reference_checkpoint is not None and not self.has_reference:
             raise ValueError("reference_checkpoint has no effect with kl_coefficient = 0: raise it, or leave it out")
         if 0.0 < self.dual_clip <= 1.0:
             raise ValueError(f"dual_clip = {self.dual_clip:g} would clip ratios that have not risen: raise it above 1")
@@ -222,32 +225,15 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
             )
         return self
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether something compares with a reference."""
+        return self.kl_coefficient > 0 or (self.function is not None and self.reference_checkpoint is not None)
 
-class OptimizerSettings(Section, resume=Resume.ON_PURPOSE):
-    """AdamW and its learning rate."""
-
-    learning_rate: float = Field(default=1e-6, gt=0.0, le=10.0, strict=False)
-    """At its highest."""
-    schedule: LearningRateSchedule = Field(default=LearningRateSchedule.CONSTANT, strict=False)
-    """After the warm-up: `constant`, or falling to `final_learning_rate_ratio` in a line or half a cosine."""
-    warmup_updates: int = Field(default=0, ge=0, le=100_000_000)
-    """Updates over which it rises in a line; the first one has the first part of it, not 0."""
-    final_learning_rate_ratio: float = Field(default=0.0, ge=0.0, le=1.0, strict=False)
-    """What is left of the learning rate in the last update."""
-    beta1: float = Field(default=0.9, ge=0.0, lt=1.0, strict=False)
-    """Decay of the mean of gradients."""
-    beta2: float = Field(default=0.999, ge=0.0, lt=1.0, strict=False)
-    """Decay of the mean of squared gradients."""
-    epsilon: float = Field(default=1e-8, gt=0.0, le=1.0, strict=False)
-    """Added to the root of the latter."""
-    weight_decay: float = Field(default=0.0, ge=0.0, le=10.0, strict=False)
-    """Of matrices and embeddings; norms and biases are left alone."""
-    max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e9, strict=False)
-    """Gradients with a larger norm are scaled down to it."""
-    offload: Free[bool] = False
-    """Keep the moments, 8 bytes a parameter, in the CPU's memory, and bring them to the GPU some parameters at a time:
-    an update takes longer by moving them there and back.
-    """
+    @property
+    def learns_without_advantage(self) -> bool:
+        """Whether a sample whose advantage is 0 may bring a gradient."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.function is not None
 
 
 class TrainSettings(Section):

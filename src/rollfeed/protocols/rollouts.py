@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from rollfeed.types import (
     Verdict,
     WeightUpdate,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TokenEndpoint(Protocol):
@@ -183,6 +186,56 @@ class AdvantageFn(Protocol):
 
         ``rewards_G`` has the reward of each rollout, the mean of its samples'; tokens are those of the response, with
         inserted ones.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """The trained tokens of a micro-batch, on the trainer's device: all of some samples, which lie in any order.
+
+    Which samples are together depends on their lengths and on ``train.micro_batch_tokens``; those of a group may be
+    apart. Nothing of it may be changed. All are of shape ``(T,)``, and log-probabilities natural ones.
+    """
+
+    logprobs_T: Tensor
+    """The trainer's, with a gradient."""
+    entropy_T: Tensor
+    """Of what predicts each token, over the whole vocabulary; with a gradient."""
+    old_logprobs_T: Tensor
+    """Of the policy that ratios compare with (``train.loss.old_logprobs``): the trainer's before the batch's first
+    update, or the engine's.
+    """
+    rollout_logprobs_T: Tensor
+    """The engine's, as the tokens were sampled."""
+    reference_logprobs_T: Tensor | None
+    """The reference's; None where neither ``kl_coefficient`` nor ``reference_checkpoint`` asks for one."""
+    advantages_T: Tensor
+    mask_T: Tensor
+    """The loss mask, which is nowhere 0 but in micro-batches that stand in for none."""
+    weights_T: Tensor
+    """By ``train.loss.normalisation``: what a token's loss is multiplied with before those of a batch are added up."""
+    versions_T: Tensor
+    """The version of the weights that sampled each token; -1 where nobody says."""
+    policy_version: int
+    """That of the batch: of the weights that are trained, before its first update."""
+    sequence_ids_T: Tensor
+    """Equal for the tokens of one sample, which are in their order; from 0."""
+    settings: Any
+    """``[train.loss]``, for functions that go by its clipping range and the like."""
+
+
+class LossFn(Protocol):
+    """A policy loss in the place of the built-in ones. *Extension point*.
+
+    The divergence from the reference, the entropy and the correction for the engine are added as the settings say.
+    """
+
+    def __call__(self, inputs: LossInputs) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss of each token, ``(T,)``, with a gradient; or that and metrics, ``(T,)`` each, by name.
+
+        Tokens are weighted and added up by ``weights_T``. One number instead, ``()``, is this micro-batch's part of the
+        loss as it is: it should be such a sum itself, so that it does not matter how samples are packed. Metrics are
+        the mean over trained tokens, as ``train/loss_function/NAME``; every call gives the same ones.
         """
 
 

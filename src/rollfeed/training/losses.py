@@ -27,10 +27,15 @@ Axes: T response tokens of any number of packed sequences.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from rollfeed.config.train import Correction, KLEstimator, RatioLevel
+from rollfeed.errors import RunFailedError
+from rollfeed.faults import attributed, blaming, complaint
+from rollfeed.protocols import LossFn, LossInputs
 
 _LARGEST_LOG_RATIO = 20.0
 """Keeps ratios finite in float32; what lies beyond has no gradient."""
@@ -157,6 +162,66 @@ def clipped_tokens(
     """
     low_T, high_T = (ratio_T < 1.0 - clip_low) & (mask_T != 0), (ratio_T > 1.0 + clip_high) & (mask_T != 0)
     return (low_T, high_T) if advantages_T is None else (low_T & (advantages_T < 0), high_T & (advantages_T > 0))
+
+
+class OwnLoss:
+    """A user's function as the policy loss: calls it, and refuses what is none."""
+
+    SETTING = "train.loss.function"
+
+    def __init__(self, function: LossFn) -> None:
+        self._function = function
+        self._names: list[str] | None = None
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss, of each token ``(T,)`` or as a whole ``()``, and metrics, ``(T,)`` each.
+
+        Raises:
+            RunFailedError: If the function raises, returns something else, or has changed what it was handed.
+        """
+        given = {name: each for name in LossInputs.__slots__ if isinstance(each := getattr(inputs, name), Tensor)}
+        before = {name: each._version for name, each in given.items()}
+        with blaming(self.SETTING, self._function):
+            returned = self._function(inputs)
+        if changed := next((name for name, each in given.items() if each._version != before[name]), None):
+            raise self._complaint(f"changed {changed} in place: it must compute with a copy")
+        loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+        self._check(loss, metrics, inputs)
+        return loss, metrics
+
+    def named(self, text: str) -> str:
+        """Return what is wrong with what the function computed, with its name and where it is."""
+        return attributed(self.SETTING, self._function, text)
+
+    def _check(self, loss: object, metrics: object, inputs: LossInputs) -> None:
+        like_T, promised = inputs.logprobs_T, "it must return the loss of each token, (T,), or a number with a gradient"
+        if not isinstance(loss, Tensor):
+            raise self._complaint(f"returned {loss!r:.100} ({type(loss).__name__}), no tensor: {promised}")
+        if loss.shape not in (like_T.shape, ()) or not loss.is_floating_point() or loss.device != like_T.device:
+            raise self._complaint(
+                f"returned a tensor of shape {tuple(loss.shape)} of {loss.dtype} on {loss.device}, where "
+                f"T = {len(like_T)} on {like_T.device}: {promised}"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise self._complaint("returned a loss without a gradient: it must come of logprobs_T or entropy_T")
+        if loss.ndim == 0 and inputs.settings.correction is not Correction.NONE:
+            raise self._complaint(
+                f"returned one number, and train.loss.correction = {inputs.settings.correction.value!r} weighs tokens: "
+                "it must return the loss of each token, or set correction = 'none'"
+            )
+        if not isinstance(metrics, Mapping):
+            raise self._complaint(f"returned metrics as {type(metrics).__name__}: it must return tensors (T,) by name")
+        for name, values_T in metrics.items():
+            if not isinstance(name, str) or not isinstance(values_T, Tensor) or values_T.shape != like_T.shape:
+                raise self._complaint(f"returned the metric {name!r}, which is no tensor (T,): it must be one")
+        names, self._names = self._names, sorted(metrics)
+        if names is not None and names != self._names:
+            raise self._complaint(
+                f"returned the metrics {self._names}, and {names} before: it must return the same in every call"
+            )
+
+    def _complaint(self, text: str) -> RunFailedError:
+        return complaint(self.SETTING, self._function, text)
 
 
 def _sum_over_sequences(values_T: Tensor, sequence_ids_T: Tensor) -> Tensor:

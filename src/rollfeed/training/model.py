@@ -29,7 +29,7 @@ from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
 from rollfeed.training.placed_pictures import pixels_of_rows
-from rollfeed.training.ranks import let_go
+from rollfeed.training.ranks import Ranks, empty_copy, let_go, shard
 from rollfeed.training.scoring import score_tokens, to_device
 
 logger = logging.getLogger(__name__)
@@ -320,6 +320,22 @@ class Policy:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self.device)
+
+
+def spread(policy: Policy, reference: Policy | None, ranks: Ranks, *, device: torch.device, **options: Any) -> Policy:
+    """Leave to each rank its part of the models; return a policy that computes with the trained one's weights.
+
+    ``options`` are those of :class:`Policy`.
+    """
+    exact = Policy(empty_copy(policy.model), head_shape=policy.head_shape, **options)
+    for buffer in exact.model.buffers():
+        buffer.data = buffer.to(device)
+    for each in filter(None, (policy, reference)):
+        types = {"computes_in": options["autocast"], "head_in": options["head_dtype"]}
+        shard(each.model, device=device, num_ranks=ranks.size, **types)
+        each.device = device
+    exact.device = device
+    return exact
 
 
 def switch_dropout_off(config: Any) -> None:

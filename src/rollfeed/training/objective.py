@@ -10,9 +10,7 @@ Axes: T trained tokens of a micro-batch.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +18,9 @@ import torch
 from torch import Tensor
 
 from rollfeed.config.train import Correction, LossSettings, Objective, OldLogprobs
+from rollfeed.protocols import LossInputs
 from rollfeed.training.losses import (
+    OwnLoss,
     clipped_policy_loss,
     clipped_tokens,
     importance_ratio,
@@ -97,6 +97,7 @@ class Tally:
         found = Tally()
         for kind, values in self._gathered.items():
             names = sorted(values)
+            ranks.check_alike({"the names of their metrics": ", ".join(names)})
             if names:
                 found._gathered[kind] = dict(
                     zip(names, ranks.reduce(kind, torch.stack([values[name] for name in names])), strict=True)
@@ -145,21 +146,6 @@ class Tally:
 _SEEING, _SEEING_KL = "picture_tokens", "picture_mismatch_kl"
 
 
-class Stopwatch:
-    """Adds up how long the parts of a step take."""
-
-    def __init__(self) -> None:
-        self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - began
-
-
 def add_mismatch(
     tally: Tally,
     *,
@@ -200,14 +186,17 @@ class TokenArrays:
     advantages_T: Tensor
     weights_T: Tensor
     rollout_logprobs_T: Tensor
+    versions_T: Tensor
     sequence_ids_T: Tensor
     seeing_T: Tensor | None
     """The mask where it is of sequences with pictures, 0 elsewhere; None without any."""
+    is_idle: bool
+    """Whether nothing of it counts: another rank has one more."""
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, device: torch.device) -> TokenArrays:
         """Return them as tensors; sequences are numbered from 0."""
-        names = ("mask_T", "advantages_T", "weights_T", "rollout_logprobs_T")
+        names = ("mask_T", "advantages_T", "weights_T", "rollout_logprobs_T", "versions_T")
         _, number_T = np.unique(micro_batch.sequence_ids_T, return_inverse=True)
         is_seeing_T = micro_batch.is_seeing_T
         seeing_T = micro_batch.mask_T * is_seeing_T if is_seeing_T.any() else None
@@ -215,6 +204,7 @@ class TokenArrays:
             **{name: to_device(getattr(micro_batch, name), device) for name in names},
             sequence_ids_T=to_device(number_T, device),
             seeing_T=None if seeing_T is None else to_device(seeing_T, device),
+            is_idle=not micro_batch.sample_indices,
         )
 
 
@@ -238,12 +228,14 @@ def micro_batch_loss(
     start_logprobs_T: Tensor | None,
     reference_logprobs_T: Tensor | None,
     tally: Tally,
+    own: OwnLoss | None = None,
+    policy_version: int = 0,
 ) -> Tensor:
     """Return this micro-batch's part of its mini-batch's loss, a scalar with gradient.
 
     ``start_logprobs_T`` are the trainer's before the batch's first update, by default those of ``scored``;
     ``reference_logprobs_T`` are needed where ``settings.kl_coefficient`` is above 0. ``tally`` takes what there is to
-    tell.
+    tell. ``own`` is a function of the user's in the place of the clipped loss, told of ``policy_version``.
 
     Nothing here waits for the device, and nothing around it in a micro-batch but a check of transformers' own in passes
     without branches: what the host wants to know it reads once an update.
@@ -257,8 +249,15 @@ def micro_batch_loss(
         return -(logprobs_T * arrays.weights_T).sum()
     trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T
     old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
-    ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=arrays.sequence_ids_T, level=settings.ratio)
-    loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
+    if own is None:
+        ids_T = arrays.sequence_ids_T
+        ratio_T = policy_ratio(logprobs_T, old_T, mask_T=mask_T, sequence_ids_T=ids_T, level=settings.ratio)
+        loss_T = _policy_loss(logprobs_T, ratio_T, arrays, settings)
+        _add_clipping(tally, ratio_T.detach(), arrays, settings)
+    else:
+        loss_T = _own_loss(
+            own, scored, arrays, tally, settings, old_T=old_T, reference_T=reference_logprobs_T, version=policy_version
+        )
     add_mismatch(
         tally,
         trainer_logprobs_T=trainer_T,
@@ -266,17 +265,52 @@ def micro_batch_loss(
         mask_T=mask_T,
         seeing_T=arrays.seeing_T,
     )
-    _add_clipping(tally, ratio_T.detach(), arrays, settings)
     if settings.correction is not Correction.NONE:
         loss_T = loss_T * _correction(trainer_T, arrays, settings, tally)
-    if reference_logprobs_T is not None:
+    whole = 0.0 if loss_T.ndim else loss_T
+    loss_T = loss_T if loss_T.ndim else torch.zeros_like(logprobs_T)
+    if settings.entropy_coefficient:
+        loss_T = loss_T - settings.entropy_coefficient * torch.where(mask_T != 0, scored.entropy_T, 0.0)
+    if reference_logprobs_T is not None and settings.kl_coefficient:
         kl_T = kl_penalty(
             logprobs_T, reference_logprobs_T=reference_logprobs_T, mask_T=mask_T, estimator=settings.kl_estimator
         )
         #: train/reference_kl: divergence from the reference, where `train.loss.kl_coefficient` is above 0
         tally.add("reference_kl", kl_T, mask_T)
         loss_T = loss_T + settings.kl_coefficient * kl_T
-    return (loss_T * arrays.weights_T).sum()
+    return (loss_T * arrays.weights_T).sum() + whole
+
+
+def _own_loss(
+    own: OwnLoss,
+    scored: Scored,
+    arrays: TokenArrays,
+    tally: Tally,
+    settings: LossSettings,
+    *,
+    old_T: Tensor,
+    reference_T: Tensor | None,
+    version: int,
+) -> Tensor:
+    """Return what a user's function says, of each token ``(T,)`` or as a whole ``()``."""
+    names = ("rollout_logprobs_T", "advantages_T", "mask_T", "weights_T", "versions_T", "sequence_ids_T")
+    inputs = LossInputs(
+        logprobs_T=scored.logprobs_T,
+        entropy_T=scored.entropy_T,
+        old_logprobs_T=old_T,
+        reference_logprobs_T=reference_T,
+        policy_version=version,
+        settings=settings,
+        **{name: getattr(arrays, name) for name in names},
+    )
+    loss, metrics = own(inputs)
+    mask_T = arrays.mask_T
+    for name, values_T in sorted(metrics.items()):
+        #: train/loss_function/<name>: what `train.loss.function` returns as a metric
+        tally.add(f"loss_function/{name}", values_T, mask_T)
+    if arrays.is_idle:  # it has been asked for the names
+        return 0.0 * scored.logprobs_T
+    return torch.where(mask_T != 0, loss, 0.0) if loss.ndim else loss
 
 
 def _policy_loss(logprobs_T: Tensor, ratio_T: Tensor, arrays: TokenArrays, settings: LossSettings) -> Tensor:

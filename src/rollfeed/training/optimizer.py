@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollfeed.config.train import LearningRateSchedule, OptimizerSettings
+from rollfeed.config.optimizer import LearningRateSchedule, OptimizerSettings
 from rollfeed.errors import CheckpointError
 from rollfeed.training.ranks import fill, total_norm
 
@@ -148,6 +150,21 @@ class Optimizer:
                 fill(states[index][moment], tensor)
         self._adamw.load_state_dict({**self._adamw.state_dict(), "state": states})
         self.num_updates = int(values["num_updates"])
+
+
+class Stopwatch:
+    """Adds up how long the parts of a step take."""
+
+    def __init__(self) -> None:
+        self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
 
 
 def learning_rate(

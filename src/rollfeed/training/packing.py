@@ -54,6 +54,8 @@ class TrainSequence:
     """Their weights, none of them 0."""
     rollout_logprobs_T: NDArray[np.float32]
     advantages_T: NDArray[np.float32]
+    versions_T: NDArray[np.int64] | None = None
+    """Of the weights that sampled them; None where nobody says."""
     sampling_mask: SamplingMask | None = None
     """What the trained tokens were drawn from."""
     pictures: PlacedPictures = NO_PICTURES
@@ -209,6 +211,10 @@ def sequence_of(
         mask_T=sample.loss_mask[trained],
         rollout_logprobs_T=sample.logprobs[trained],
         advantages_T=np.broadcast_to(np.asarray(advantage, np.float32), sample.response_length)[trained],
+        versions_T=np.repeat(
+            np.array([span.policy_version for span in sample.version_spans], np.int64),
+            [span.end - span.start for span in sample.version_spans],
+        )[trained],
         sampling_mask=None if sample.sampling_mask is None else sample.sampling_mask.at(trained),
         pictures=pictures_of_sample(sample, pictures),
     )
@@ -233,6 +239,8 @@ class MicroBatch:
     advantages_T: NDArray[np.float32]
     weights_T: NDArray[np.float32]
     """What each token's loss is multiplied with."""
+    versions_T: NDArray[np.int64]
+    """Of the weights that sampled each token; -1 where nobody says."""
     sample_indices: tuple[int, ...]
     num_inputs: int
     """Places that are not padding."""
@@ -374,6 +382,9 @@ def lay_out(
         rollout_logprobs_T=np.concatenate([s.rollout_logprobs_T for s in chosen]),
         advantages_T=np.concatenate([s.advantages_T for s in chosen]),
         weights_T=np.concatenate([weights[number] for number in members]),
+        versions_T=np.concatenate(
+            [np.full(len(s.mask_T), -1) if s.versions_T is None else s.versions_T for s in chosen]
+        ),
         sample_indices=tuple(s.sample_index for s in chosen),
         num_inputs=sum(row.length for row in rows),
         sampling_mask=_sampling_mask(chosen),

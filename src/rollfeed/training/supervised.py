@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollfeed.config.train import OptimizerSettings
+from rollfeed.config.optimizer import OptimizerSettings
 from rollfeed.errors import RunFailedError
 from rollfeed.training.model import Policy
 from rollfeed.training.optimizer import Optimizer

@@ -28,8 +28,9 @@ from rollfeed.errors import RunFailedError
 from rollfeed.model_files import read_headers
 from rollfeed.model_files.low_rank import AdaptedNames, PastAdapter
 from rollfeed.model_files.names import CheckpointNames
-from rollfeed.protocols import PictureProcessor
+from rollfeed.protocols import LossFn, PictureProcessor
 from rollfeed.training.checkpoint import TrainerState, read_state, state_of, take_state, write_state
+from rollfeed.training.losses import OwnLoss
 from rollfeed.training.model import (
     Policy,
     choose_device,
@@ -38,9 +39,10 @@ from rollfeed.training.model import (
     hold_linear_layers_as_computed,
     load_policy_model,
     prepare_passes,
+    spread,
 )
-from rollfeed.training.objective import Stopwatch, Tally, TokenArrays, TrainedPart, TrainReport, micro_batch_loss
-from rollfeed.training.optimizer import Optimizer
+from rollfeed.training.objective import Tally, TokenArrays, TrainedPart, TrainReport, micro_batch_loss
+from rollfeed.training.optimizer import Optimizer, Stopwatch
 from rollfeed.training.packing import (
     MicroBatch,
     TrainSequence,
@@ -48,7 +50,7 @@ from rollfeed.training.packing import (
     sequence_weights,
     split_into_minibatches,
 )
-from rollfeed.training.ranks import ALONE, Ranks, deal, empty_copy, pack_evenly, pass_figures, shard, write_weights
+from rollfeed.training.ranks import ALONE, Ranks, deal, pack_evenly, pass_figures, write_weights
 from rollfeed.training.sharing import longest_tree, may_share_pictures
 from rollfeed.types import Sample, TrainBatch
 
@@ -65,7 +67,7 @@ class Trainer:
     The policy that is trained is the one at ``temperature``; ``num_batches`` of the whole run decide the learning rate,
     and ``max_response_length`` is the default of ``loss.constant_length``. ``reference`` is a folder of its own for the
     model that divergence is measured from; ``pictures`` is the model's processor of these, if it has one; ``ranks`` are
-    those that train together.
+    those that train together; ``loss_function`` is what ``loss.function`` names.
 
     Raises:
         CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.
@@ -84,6 +86,7 @@ class Trainer:
         trust_remote_code: bool = False,
         pictures: PictureProcessor | None = None,
         ranks: Ranks = ALONE,
+        loss_function: LossFn | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.step = 0
@@ -93,6 +96,7 @@ class Trainer:
         self.device = ranks.device or choose_device(settings.device)
         self._ranks = ranks
         self._settings = settings
+        self._own_loss = None if loss_function is None else OwnLoss(loss_function)
         self._constant_length = settings.loss.constant_length or max_response_length
         options = {"temperature": temperature, "pictures": pictures, **computing_options(settings, self.device)}
         load: Callable[[Path], Policy] = partial(self._load, trust_remote_code=trust_remote_code, **options)
@@ -102,9 +106,10 @@ class Trainer:
         given, lora = (self._policy.model, read_headers(checkpoint)), settings.lora
         self._names = CheckpointNames(*given) if lora is None else AdaptedNames(*given, **lora.model_dump())
         self._has_own_reference = reference is not None
-        has_past = settings.loss.kl_coefficient > 0 and lora is not None and reference is None
+        has_reference = settings.loss.has_reference
+        has_past = has_reference and lora is not None and reference is None
         self._past = PastAdapter(self._policy.model) if has_past else None
-        self._reference = load(reference or checkpoint) if settings.loss.kl_coefficient > 0 and not has_past else None
+        self._reference = load(reference or checkpoint) if has_reference and not has_past else None
         if self._reference is not None:
             self._reference.model.requires_grad_(False)
             if ranks.size == 1:
@@ -113,7 +118,8 @@ class Trainer:
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, self._reference, checkpoint=checkpoint, settings=settings)
         self._shares_pictures: bool | None = None  # not tried
-        self.exact_policy = self._policy if ranks.size == 1 else self._spread(**options)
+        policies = (self._policy, self._reference)
+        self.exact_policy = self._policy if ranks.size == 1 else spread(*policies, ranks, device=self.device, **options)
         """The same model for passes in the type of its weights."""
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
@@ -123,18 +129,6 @@ class Trainer:
         # A model that is spread over ranks is whole in the memory of the processor only.
         device = self.device if self._ranks.size == 1 else torch.device("cpu")
         return Policy(load_policy_model(folder, device=device, trust_remote_code=trust_remote_code), **options)
-
-    def _spread(self, **options: Any) -> Policy:
-        """Leave to each rank its part of the models; return a policy that computes with the trained one's weights."""
-        exact = Policy(empty_copy(self._policy.model), head_shape=self._policy.head_shape, **options)
-        for buffer in exact.model.buffers():
-            buffer.data = buffer.to(self.device)
-        for policy in filter(None, (self._policy, self._reference)):
-            types = {"computes_in": options["autocast"], "head_in": options["head_dtype"]}
-            shard(policy.model, device=self.device, num_ranks=self._ranks.size, **types)
-            policy.device = self.device
-        exact.device = self.device
-        return exact
 
     @property
     def is_mid_batch(self) -> bool:
@@ -279,7 +273,7 @@ class Trainer:
         if self._shares_pictures is None and any(sequence.pictures.pictures for sequence in sequences):
             longest = self._longest_tree
             self._shares_pictures = may_share_pictures(self._policy, sequences, longest=longest, name=self.checkpoint)
-        learn = [bool(sequence.advantages_T.any()) or loss.kl_coefficient > 0 for sequence in sequences]
+        learn = [bool(sequence.advantages_T.any()) or loss.learns_without_advantage for sequence in sequences]
         return [
             (micro_batch, learns)
             for learns in (True, False)
@@ -368,7 +362,7 @@ class Trainer:
             ]
             told = self._ranks.everybodys((sum(read), broken[:1]))
         if refusals := [each for _, theirs in told for each in theirs]:
-            return _NotFinite(refusals[0])
+            return _NotFinite(refusals[0] if self._own_loss is None else self._own_loss.named(refusals[0]))
         rate = self._optimizer.learning_rate
         self._num_made += 1  # before it is whole: what fails within has changed something
         with self._stopwatch.part("optimizer"):
@@ -397,4 +391,6 @@ class Trainer:
                 start_logprobs_T=part.start_T,
                 reference_logprobs_T=part.reference_T,
                 tally=tally,
+                own=self._own_loss,
+                policy_version=self.step,
             )

@@ -59,7 +59,9 @@ class RankWorker(TrainerWorker):
         self._settings = settings
         self._model = load_settings_model(settings, samples=False)
         serving = self._model.checkpoint
-        self._trainer = load_trainer(settings, serving=serving, num_batches=self._num_batches, ranks=ranks)
+        self._trainer = load_trainer(
+            settings, serving=serving, num_batches=self._num_batches, ranks=ranks, folders=self._folders
+        )
 
 
 def _device_of_rank(name: str) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollfeed.app.model import load_settings_model
@@ -27,9 +28,10 @@ T = TypeVar("T")
 class TrainerWorker:
     """Trains in a thread, one call after the other, whoever waits for it."""
 
-    def __init__(self, settings: Settings, num_batches: int) -> None:
+    def __init__(self, settings: Settings, num_batches: int, folders: Sequence[Path] = ()) -> None:
         self._settings = settings
         self._num_batches = num_batches
+        self._folders = folders
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
@@ -101,7 +103,9 @@ class TrainerWorker:
 
     def _open(self) -> None:
         self._model = load_settings_model(self._settings, samples=False)
-        self._trainer = load_trainer(self._settings, serving=self._model.checkpoint, num_batches=self._num_batches)
+        self._trainer = load_trainer(
+            self._settings, serving=self._model.checkpoint, num_batches=self._num_batches, folders=self._folders
+        )
 
     def _state(self) -> TrainerState:
         from rollfeed.training.checkpoint import TrainerState

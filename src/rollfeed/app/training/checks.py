@@ -165,7 +165,8 @@ def _check_that_it_can_learn(settings: Settings) -> None:
     """
     own, rollout, estimator = settings.plugins, settings.rollout, settings.advantage.estimator
     is_taught = settings.teacher is not None and settings.teacher.use is TeacherUse.LOSS
-    if own.generate or own.rollout or own.advantage or is_taught or rollout.mode is RolloutMode.SFT:
+    is_own_loss = settings.train.loss.function is not None
+    if own.generate or own.rollout or own.advantage or is_taught or is_own_loss or rollout.mode is RolloutMode.SFT:
         return
     num_samples = rollout.n_samples_per_prompt
     is_alone = estimator is AdvantageEstimator.REINFORCE_PP and num_samples * rollout.rollout_batch_size == 1

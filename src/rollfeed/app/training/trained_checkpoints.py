@@ -32,7 +32,7 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
             published in the form of that.
     """
     named = {"train.checkpoint": settings.train.checkpoint}
-    if settings.train.loss.kl_coefficient > 0:
+    if settings.train.loss.has_reference:
         named["train.loss.reference_checkpoint"] = settings.train.loss.reference_checkpoint
     found = {key: _found(key, name, settings, serving) for key, name in named.items() if name is not None}
     start, reference = found.get("train.checkpoint", serving), found.get("train.loss.reference_checkpoint")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollfeed.app.build import PreparedRun
+from rollfeed.app.checks import load_loss_function
 from rollfeed.app.training.checks import (
     check_published,
     check_trained_model,
@@ -56,6 +57,7 @@ def make_trainer(prepared: PreparedRun) -> Trainer:
         checkpoints=checkpoints,
         num_batches=prepared.num_batches,
         pictures=prepared.model.pictures,
+        folders=prepared.spec.folders,
     )
 
 
@@ -67,6 +69,7 @@ def load_trainer(
     checkpoints: TrainedCheckpoints | None = None,
     pictures: PictureProcessor | None = None,
     ranks: Ranks | None = None,
+    folders: Sequence[Path] = (),
 ) -> Trainer:
     """Return a trainer for settings that have been checked; raises as :func:`make_trainer`.
 
@@ -77,6 +80,7 @@ def load_trainer(
         checkpoints: What training begins with; found anew by default.
         pictures: The model's processor of these, if it has one.
         ranks: Those that train together; by default this process alone.
+        folders: Where the module of ``train.loss.function`` is looked for.
     """
     # PyTorch takes seconds to import.
     from rollfeed.training.preferences.reward_model import RewardModelTrainer
@@ -99,6 +103,7 @@ def load_trainer(
         max_response_length=settings.sampling.rollout_max_response_len,
         trust_remote_code=settings.model.trust_remote_code,
         pictures=pictures,
+        loss_function=load_loss_function(train.loss.function, folders=folders),
         **({} if ranks is None else {"ranks": ranks}),
     )
     if ranks is None:
@@ -136,7 +141,7 @@ async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None =
     )
     async with hosting:
         await hosting.reserve(1)
-        host = await hosting.start(_FACTORY, settings, prepared.num_batches, place=0)
+        host = await hosting.start(_FACTORY, settings, prepared.num_batches, prepared.spec.folders, place=0)
         trainer = RemoteTrainer(host, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
         await trainer.call("open")
         yield trainer
@@ -146,7 +151,8 @@ async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None =
 async def _ranked_trainer(prepared: PreparedRun, out: Path) -> AsyncIterator[RankedTrainer]:
     settings = prepared.settings
     checkpoints = await asyncio.to_thread(_checked, prepared)
-    group = RankGroup(settings.train.num_processes, _RANK_FACTORY, settings, prepared.num_batches)
+    count, folders = settings.train.num_processes, prepared.spec.folders
+    group = RankGroup(count, _RANK_FACTORY, settings, prepared.num_batches, folders)
     async with group:
         trainer = RankedTrainer(group, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
         try:

@@ -138,6 +138,7 @@ def _scored_at_end(sequence: TrainSequence) -> TrainSequence:
         sequence,
         token_ids=np.append(ids, ids[-1]),
         positions_T=np.array([len(ids)], np.int64),
+        versions_T=None,
         mask_T=one,
         rollout_logprobs_T=0 * one,
         advantages_T=sequence.advantages_T[-1:],

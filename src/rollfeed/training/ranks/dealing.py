@@ -98,6 +98,7 @@ def _idle(like: MicroBatch) -> MicroBatch:
         rollout_logprobs_T=np.zeros(1, np.float32),
         advantages_T=np.zeros(1, np.float32),
         weights_T=np.zeros(1, np.float32),
+        versions_T=like.versions_T[:1],
         sample_indices=(),
         num_inputs=0,
         sampling_mask=None,
