@@ -41,6 +41,7 @@ label_key = "label"
 [plugins]
 reward = "ending_reward:score"
 """
+LONGER = ("--set", "prompts.num_epoch=2", "--set", "train.optimizer.decay_batches=5")
 REWARD = """
 def score(sample, prompt):
     return float(sample.response_token_ids.sum() % 7)
@@ -77,7 +78,7 @@ def test_a_training_ends_with_its_data_and_goes_on_with_more_of_it(rollfeed, set
     assert again.code == 2
     assert "holds a finished training of 2 batches (the data ended after 2 batches" in again.err
     assert "raise prompts.num_epoch to train on" in again.err
-    more = rollfeed("train", settings, "--out", out, "--set", "prompts.num_epoch=2", "--json")
+    more = rollfeed("train", settings, "--out", out, *LONGER, "--json")
     assert more.code == 0, more.err
     assert (more.json["num_steps"], more.json["num_resumed_steps"]) == (5, 2)
     assert more.json["early_end"] == "the data ended after 5 batches; 10 were asked for"

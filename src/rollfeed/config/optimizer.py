@@ -26,6 +26,10 @@ class OptimizerSettings(Section, resume=Resume.ON_PURPOSE):
     """After the warm-up: `constant`, or falling to `final_learning_rate_ratio` in a line or half a cosine."""
     warmup_updates: int = Field(default=0, ge=0, le=100_000_000)
     """Updates over which it rises in a line; the first one has the first part of it, not 0."""
+    decay_batches: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Batches, the warm-up's among them, at the end of which it has fallen; it stays there afterwards. By default the
+    `rollout.num_rollout` that the training began with, also where it goes on with more: see docs/training.md.
+    """
     final_learning_rate_ratio: float = Field(default=0.0, ge=0.0, le=1.0, strict=False)
     """What is left of the learning rate in the last update."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0, strict=False)

@@ -370,5 +370,5 @@ class TrainSettings(Section):
         return self.num_epochs * self.num_minibatches
 
     def num_updates(self, num_batches: int) -> int:
-        """Return how many updates a run of ``num_batches`` makes: the length of the schedule."""
-        return self.updates_per_batch * num_batches
+        """Return the length of the schedule of a run of ``num_batches``, in updates."""
+        return self.updates_per_batch * (self.optimizer.decay_batches or num_batches)

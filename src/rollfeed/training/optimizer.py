@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from rollfeed.config.optimizer import LearningRateSchedule, OptimizerSettings
 from rollfeed.errors import CheckpointError
 from rollfeed.training.ranks import fill, total_norm
 
+_log = logging.getLogger(__name__)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _PART_ELEMENTS = 1 << 28
 """Parameters whose moments are on the GPU at a time, where they are kept by the CPU."""
@@ -126,14 +128,19 @@ class Optimizer:
             if state:
                 tensors |= {f"{moment}/{name}": state[moment].detach() for moment in _MOMENTS}
                 steps[name] = int(state["step"])
-        return tensors, {"num_updates": self.num_updates, "optimizer_steps": steps}
+        values = {"num_updates": self.num_updates, "schedule_updates": self._planned}
+        return tensors, {**values, "optimizer_steps": steps}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take what :meth:`state` returned.
 
+        Unless ``decay_batches`` says otherwise the schedule has the length that it had.
+
         Raises:
-            CheckpointError: If a moment is missing or of another shape; nothing is changed then.
+            CheckpointError: If a moment is missing or of another shape, or the learning rate would be 0 for updates
+                that have been added; nothing is changed then.
         """
+        planned = self._planned_before(values)
         steps: Mapping[str, int] = values["optimizer_steps"]
         names = {parameter: name for name, parameter in self.parameters.items()}
         states: dict[int, dict[str, Tensor]] = {}
@@ -149,7 +156,24 @@ class Optimizer:
                 states[index][moment] = torch.zeros_like(parameter)
                 fill(states[index][moment], tensor)
         self._adamw.load_state_dict({**self._adamw.state_dict(), "state": states})
-        self.num_updates = int(values["num_updates"])
+        self.num_updates, self._planned = int(values["num_updates"]), planned
+
+    def _planned_before(self, values: Mapping[str, Any]) -> int:
+        """Return the length of the schedule that goes on from a state."""
+        settings, asked = self._settings, self._planned
+        planned = int(values.get("schedule_updates", asked))  # states of earlier versions do not say
+        if settings.decay_batches is not None or settings.schedule is LearningRateSchedule.CONSTANT:
+            return asked
+        if planned < asked:
+            left = settings.final_learning_rate_ratio
+            remedy = "set train.optimizer.decay_batches to the batches at the end of which it shall have fallen"
+            told = f"the learning rate falls until update {planned}, as the training began, and {asked} are asked for"
+            if left == 0:
+                raise CheckpointError(f"{told}, of which the last ones would change nothing: {remedy}")
+            _log.warning(
+                "%s: it stays at %g from there; %s to change that", told, settings.learning_rate * left, remedy
+            )
+        return planned
 
 
 class Stopwatch:

@@ -14,6 +14,7 @@ import numpy as np
 from rollfeed.config import ClusterKind, RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.cluster import TrainerPlace
+from rollfeed.config.optimizer import LearningRateSchedule
 from rollfeed.config.teacher import TeacherUse
 from rollfeed.config.train import Correction, OldLogprobs, TrainKind
 from rollfeed.errors import CheckpointError, ConfigError
@@ -58,6 +59,17 @@ def check_training(settings: Settings) -> None:
         from rollfeed.training.model import choose_device
 
         choose_device(train.device)
+
+
+def check_schedule(settings: Settings, num_batches: int) -> None:
+    """Raise ConfigError where the learning rate is 0 before the last of ``num_batches``."""
+    optimizer = settings.train.optimizer
+    falls_to_0 = optimizer.schedule is not LearningRateSchedule.CONSTANT and optimizer.final_learning_rate_ratio == 0
+    if optimizer.decay_batches is not None and optimizer.decay_batches < num_batches and falls_to_0:
+        raise ConfigError(
+            f"train.optimizer.decay_batches = {optimizer.decay_batches}: the learning rate is 0 after these, and the "
+            f"run has {num_batches}: raise it, or final_learning_rate_ratio"
+        )
 
 
 def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: Path) -> None:

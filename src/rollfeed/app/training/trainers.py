@@ -12,6 +12,7 @@ from rollfeed.app.build import PreparedRun
 from rollfeed.app.checks import load_loss_function
 from rollfeed.app.training.checks import (
     check_published,
+    check_schedule,
     check_trained_model,
     check_trained_prompts,
     check_training,
@@ -191,6 +192,7 @@ def probes_of(settings: Settings, trainer: Trainer, *, checkpoint: Path, precisi
 def _checked(prepared: PreparedRun) -> TrainedCheckpoints:
     settings = prepared.settings
     check_training(settings)
+    check_schedule(settings, prepared.num_batches)
     tell_of_correction(settings)
     found = trained_checkpoints(settings, prepared.model.checkpoint)
     check_trained_model(settings, found.start)
