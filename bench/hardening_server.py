@@ -25,7 +25,9 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 
+from rollfeed.base.serving import check_structure
 from rollfeed.config import TinyModelSettings
 from rollfeed.engine.tiny import tiny_checkpoint
 
@@ -216,6 +218,29 @@ async def serving() -> AsyncIterator[Server]:
         await process.wait()
 
 
+def decoding_seconds() -> dict[str, float]:
+    """Return what bodies at the bounds take of a core while they are decoded, when the loop waits: the best of five."""
+    many = (1 << 18) - 1
+    object_of_8 = json.dumps(dict.fromkeys("abcdefgh", 1)).encode()
+    bodies = {
+        "262,144 lists": b"[%b]" % b",".join([b"[]"] * many),
+        "262,144 objects of a number": b"[%b]" % b",".join([b'{"a":1}'] * many),
+        "262,144 objects of eight numbers": b"[%b]" % b",".join([object_of_8] * many),
+        "two million texts": b"[%b]" % b",".join([b'"a"'] * ((1 << 21) - 1)),
+        "ten million numbers": b"[%b]" % b",".join([b"12"] * 10_000_000),
+    }
+    found = {}
+    for name, body in bodies.items():
+        check_structure(body)
+        tries = []
+        for _ in range(5):
+            started = time.process_time()
+            msgspec.json.decode(body)
+            tries.append(time.process_time() - started)
+        found[name] = round(min(tries), 3)
+    return found
+
+
 async def client(server: Server, random: Random, left: list[int]) -> None:
     paths, weights = list(ROUTES), list(ROUTES.values())
     while left[0] > 0:
@@ -269,6 +294,7 @@ async def measure(num_bodies: int, seed: int) -> dict[str, Any]:
         return {
             "bodies": num_bodies,
             "seed": seed,
+            "decoding_seconds": decoding_seconds(),
             "seconds": round(time.monotonic() - started, 1),
             "statuses": dict(sorted(server.statuses.items())),
             "server_errors": server.failures[:20],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollfeed
-from rollfeed.base.serving import check_structure, decoded_body, is_loopback, serve_application
+from rollfeed.base.serving import _Door, check_structure, decoded_body, is_loopback, serve_application
 
 NUM_DESCRIPTORS = 256
 SERVER = f"""
@@ -90,18 +90,66 @@ async def test_x04_a_request_that_does_not_come_to_its_end_is_closed(sent: bytes
         writer.close()
 
 
+@asynccontextmanager
+async def looked_at(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[tuple[Callable[[], None], asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Give a connection to a server, and what closes silent ones when the test says so."""
+    application = web.Application()
+    application.add_routes([web.post("/", handler)])
+    runner = web.AppRunner(application, handler_cancellation=True)
+    await runner.setup()
+    assert runner.server is not None
+    door = _Door(runner.server, application, 1)
+    server = await asyncio.get_running_loop().create_server(door, "127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            yield door.close_silent, reader, writer
+            writer.close()
+    finally:
+        server.close()
+        await runner.cleanup()
+
+
 async def test_x04_a_body_that_goes_on_coming_is_not_closed() -> None:
-    async with serving(silent_seconds=0.05) as address, aiohttp.ClientSession() as session:
+    num_bytes, has_more = 0, asyncio.Event()
 
-        async def pieces() -> AsyncIterator[bytes]:
-            for _ in range(12):
-                await asyncio.sleep(0.03)
-                yield bytes(1 << 17)  # of which far more than the least come between two looks
+    async def count(request: web.Request) -> web.Response:
+        nonlocal num_bytes
+        async for piece in request.content.iter_any():
+            num_bytes += len(piece)
+            has_more.set()
+        return web.Response()
 
-        headers = {"Content-Type": "application/octet-stream"}
-        application_limit = 413  # it was read to its end, and is too large for this application
-        async with session.post(address, data=pieces(), headers=headers) as reply:
-            assert reply.status == application_limit
+    async with looked_at(count) as (look, reader, writer):
+        writer.write(HEAD + b"Content-Length: 10000000\r\n\r\n")
+        for number in range(1, 5):
+            writer.write(bytes(1 << 16))
+            while num_bytes < number << 16:
+                has_more.clear()
+                await has_more.wait()
+            look()
+        writer.write(bytes((1 << 16) - 1))
+        while num_bytes < (5 << 16) - 1:
+            has_more.clear()
+            await has_more.wait()
+        assert not reader.at_eof()
+        look()  # since the last one too little has come
+        assert await reader.read() == b""
+
+
+async def test_a_connection_that_asks_again_and_again_is_not_taken_for_silent() -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=b"end")
+
+    async with looked_at(answer) as (look, reader, writer):
+        for _ in range(5):
+            writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+            assert (await reader.readuntil(b"end")).startswith(b"HTTP/1.1 200")
+            look()
+        look()
+        assert await reader.read() == b""
 
 
 REFUSED: dict[str, tuple[dict[str, str], int]] = {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -57,15 +56,3 @@ async def test_a_port_that_is_taken_is_told_in_one_line() -> None:
         ):
             async with serve_application(application(), host="127.0.0.1", port=port):
                 pass
-
-
-async def test_a_connection_that_asks_again_and_again_is_not_taken_for_silent() -> None:
-    async with serve_application(application(), host="127.0.0.1", port=0, silent_seconds=0.05) as address:
-        reader, writer = await asyncio.open_connection(*address.removeprefix("http://").split(":"))
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 0.6  # many looks at who is silent
-        while loop.time() < end:
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await reader.readuntil(b"c_total 3.0\n")).startswith(b"HTTP/1.1 200")
-        writer.close()
-        await writer.wait_closed()

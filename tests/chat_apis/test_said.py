@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rollfeed.chat_apis import Asked, Finish, Said, SaidCall, call_openings, next_call, opens_thought, said_so_far
+from rollfeed.chat_apis import (
+    ApiError,
+    Asked,
+    Finish,
+    Said,
+    SaidCall,
+    call_openings,
+    next_call,
+    opens_thought,
+    said_so_far,
+)
 from rollfeed.protocols import CallFormat
 from rollfeed.testing import CharTokenizer
 from rollfeed.types import FinishKind, FinishReason
@@ -134,3 +146,23 @@ def test_the_opening_of_a_thought_is_seen_at_the_end_of_a_prompt() -> None:
     tokenizer = CharTokenizer()
     assert opens_thought(tokenizer.encode("assistant\n<think>\n", add_special_tokens=False), tokenizer)
     assert not opens_thought(tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"content": "x" * 700},
+        {"content": [{"type": "text", "text": "x" * 700}]},
+        {"reasoning_content": "x" * 700},
+        {"tool_calls": [{"function": {"name": "add", "arguments": {"a": "x" * 700}}}]},
+        {"tool_calls": [{"function": {"name": "add", "arguments": "x" * 700}}]},
+        None,
+    ],
+    ids=["text", "part", "thought", "argument", "arguments that are none", "tool"],
+)
+def test_what_no_context_has_room_for_is_refused_wherever_it_is_written(more: dict[str, Any] | None) -> None:
+    message = {"role": "assistant", "content": "", **(more or {})}
+    asked = Asked(model="m", messages=(message,), tools=() if more else ({**ADD, "description": "x" * 700},))
+    asked.check_length(20)
+    with pytest.raises(ApiError, match="context"):
+        asked.check_length(10)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.gateway.clients import Client, gateway, said
@@ -225,12 +226,19 @@ def test_operators_need_their_token_and_pages_of_browsers_are_refused() -> None:
                     ("POST", f"/sessions/{opened['id']}/finish"),
                 ):
                     assert (await client.operate(method, path, token=token))[0] == 401
+            address = urlsplit(client.address)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            told = b"POST /sessions HTTP/1.1\r\nHost: %b\r\nAuthorization: Bearer \xff\r\nContent-Length: 0\r\n\r\n"
+            writer.write(told % address.netloc.encode())
+            assert b" 401 " in await reader.readline()  # bytes of no text
+            writer.close()
+            await writer.wait_closed()
             headers = {"Authorization": "Bearer operator", "Origin": "http://evil"}
             async with client.http.post(f"{client.address}/sessions", headers=headers) as response:
                 assert response.status == 403
             for body in ({"other": 1}, {"session_id": 7}, {"metadata": []}, [1]):
                 assert (await client.operate("POST", "/sessions", body))[0] == 400
-            for reward in ("x", True, {"a": "b"}):
+            for reward in ("x", True, {"a": "b"}, 10**400, {"a": -(10**30)}):
                 assert (await client.operate("POST", f"/sessions/{opened['id']}/finish", {"reward": reward}))[0] == 400
             assert (await client.operate("POST", "/sessions", {"session_id": opened["id"]}))[0] == 400
             assert (await client.operate("POST", "/sessions/none/finish"))[0] == 404

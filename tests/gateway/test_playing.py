@@ -138,7 +138,7 @@ def test_a_program_finds_the_question_and_the_gateway_and_not_the_answer(tmp_pat
 LONG = """
 import json, os, sys, urllib.request
 text = json.load(sys.stdin)["text"]
-assert len(text) == 200_000 and "ROLLFEED_QUESTION" not in os.environ
+assert len(text.encode()) >= 80_000 and "ROLLFEED_QUESTION" not in os.environ
 body = json.dumps({"messages": [{"role": "user", "content": "short"}]}).encode()
 headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
@@ -146,9 +146,10 @@ urllib.request.urlopen(request).read()
 """
 
 
-def test_a_question_that_no_variable_has_room_for_comes_by_standard_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["x" * 200_000, "\u044f" * 40_000], ids=["ASCII", "two bytes each"])
+def test_a_question_that_no_variable_has_room_for_comes_by_standard_input(text: str, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(LONG)
-    request = make_request(make_prompt("x" * 200_000), max_new_tokens=10, max_context_length=1000)
+    request = make_request(make_prompt(text), max_new_tokens=10, max_context_length=1000)
     (sample,) = play(command=(sys.executable, str(tmp_path / "agent.py")), request=request)
     assert sample.metadata["num_turns"] == 1
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -112,6 +113,17 @@ def test_a_history_that_goes_on_is_one_sample_with_all_of_its_turns() -> None:
     assert "".join(map(chr, trained)) == "one\3two\3"
     assert sample.logprobs[sample.loss_mask > 0].tolist() == [-1, -2, -3, -4] * 2
     talk.check()
+
+
+def test_a_history_may_have_more_turns_than_calls_may_be_nested() -> None:
+    talk = Talk()
+    turns = [talk.ask([user("a")], "0")]
+    for number in range(1, 2 * sys.getrecursionlimit()):
+        last = turns[-1]
+        following = replace(last, number=number, parent=last, goes_on=True, context=np.array([number], np.int32))
+        turns.append(following)
+    assert turns[-1].context_images() == ()
+    assert turns[-1].context_ids()[-1] == len(turns) - 1
 
 
 CHANGES = {

@@ -132,6 +132,7 @@ async def test_failed_grading_is_null_with_the_cause() -> None:
         ({**RIGHT, "metadata": {"rm_type": 3}}, "rm_type = 3: no such grader"),
         ([RIGHT, {**RIGHT, "rm_type": "maths"}], "response 1: rm_type = 'maths'"),
         ({**RIGHT, "reward_key": 3}, "reward_key is 3"),
+        ({**RIGHT, "metadata": json.dumps(json.dumps({"rm_type": "livecodebench"}))}, "a text in a text"),
         ([RIGHT] * 65, "65 responses in a request; at most 64"),
     ],
     ids=lambda value: str(value)[:40],
@@ -265,10 +266,11 @@ async def test_client_that_goes_away_gives_its_room_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["livecodebench", "boxed_livecodebench", "exact", "boxed_exact"])
-@pytest.mark.parametrize("place", ["body", "metadata", "text", "text in a list"])
+@pytest.mark.parametrize("place", ["body", "body beside null", "metadata", "text", "text in a list"])
 async def test_x05_graders_that_the_server_was_not_started_for_are_refused(name: str, place: str) -> None:
     body: Any = {
         "body": {**RIGHT, "rm_type": name},
+        "body beside null": {**RIGHT, "rm_type": name, "metadata": "null"},
         "metadata": {**RIGHT, "metadata": {"rm_type": name}},
         "text": {**RIGHT, "rm_type": "math", "metadata": json.dumps({"rm_type": name})},
         "text in a list": [RIGHT, {**RIGHT, "metadata": json.dumps({"rm_type": name})}],

@@ -112,7 +112,7 @@ async def serve_application(
         for each in listening.sockets:
             with each.dup() as same:
                 same.listen(_MOST_PENDING)  # which the loop takes for the number to be taken at once, too
-        closing = asyncio.create_task(door.close_silent(silent_seconds), name="silent connections")
+        closing = asyncio.create_task(door.close_silent_every(silent_seconds), name="silent connections")
         try:
             address = listening.sockets[0].getsockname()
             yield f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
@@ -205,6 +205,8 @@ class _Door:
         self._application = application
         self._has_told = False
         """That it is full, since the last look at who is silent."""
+        self._brought_before: dict[Any, tuple[int, int]] = {}
+        """By connections that were not being answered at the last look."""
 
     def __call__(self) -> asyncio.BaseProtocol:
         """Return what speaks with a new connection; the oldest that is not being answered makes room for it."""
@@ -219,19 +221,22 @@ class _Door:
                 return self._server()
         return _Refusing()
 
-    async def close_silent(self, seconds: float) -> None:
+    async def close_silent_every(self, seconds: float) -> None:
         """Close, whenever so many seconds have passed, what has brought nothing in them."""
-        silent = dict[Any, tuple[int, int]]()
         while True:
             await asyncio.sleep(seconds)
-            self._has_told = False
-            brought = {each: _brought(each) for each in self._server.connections if not _is_answered(each)}
-            for connection, (num_requests, num_bytes) in brought.items():
-                before = silent.get(connection)
-                if before is None or before[0] != num_requests or num_bytes - before[1] >= _LEAST_BODY_BYTES:
-                    continue  # it was not there, or has asked in between
-                self._close(connection)
-            silent = brought
+            self.close_silent()
+
+    def close_silent(self) -> None:
+        """Close what has brought nothing since the last call."""
+        self._has_told = False
+        brought = {each: _brought(each) for each in self._server.connections if not _is_answered(each)}
+        for connection, (num_requests, num_bytes) in brought.items():
+            before = self._brought_before.get(connection)
+            if before is None or before[0] != num_requests or num_bytes - before[1] >= _LEAST_BODY_BYTES:
+                continue  # it was not there, or has asked in between
+            self._close(connection)
+        self._brought_before = brought
 
     def _close(self, connection: Any) -> None:
         connection.force_close()

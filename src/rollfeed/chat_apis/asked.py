@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from rollfeed.base.sglang_wire import CHARACTERS_OF_A_TOKEN
 from rollfeed.chat_apis.api_error import ApiError
 from rollfeed.types import Message, SamplingParams
@@ -79,8 +81,8 @@ class Asked:
         return () if self.tool_choice is ToolChoice.NONE else self.tools
 
     def check_length(self, context_length: int) -> None:
-        """Refuse texts that no context has room for, before they are tokenised. Raises ApiError for such."""
-        size = sum(len(text_of(each.get("content"))) for each in self.messages)
+        """Refuse what no context has room for, before it is rendered and tokenised. Raises ApiError for such."""
+        size = sum(map(_size, self.messages)) + (len(msgspec.json.encode(self.tools)) if self.tools else 0)
         if size > CHARACTERS_OF_A_TOKEN * context_length:
             raise ApiError.too_long(size // CHARACTERS_OF_A_TOKEN, context_length)
 
@@ -109,3 +111,10 @@ class Asked:
             return replace(default, **{name: value for name, value in given.items() if value is not None})
         except (ValueError, TypeError) as error:
             raise ApiError(str(error)) from error
+
+
+def _size(message: Message) -> int:
+    """Return about how many characters of a message a chat template may show."""
+    calls = message.get("tool_calls")
+    size = len(text_of(message.get("content"))) + len(message.get("reasoning_content") or "")
+    return size + (len(msgspec.json.encode(calls)) if calls else 0)

@@ -40,6 +40,7 @@ _LARGE_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 15
 """Of a piece that fits into what the system keeps for a client."""
 _CLIENT_LEFT = 499
+_MOST_INTEGER = 1 << 63
 _encoder = msgspec.json.Encoder()
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -216,6 +217,8 @@ class GatewayServer:
         values = reward.values() if isinstance(reward, dict) else [] if reward is None else [reward]
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
             raise ApiError("reward must be a number, or an object of numbers", param="reward")
+        if not all(isinstance(each, float) or -_MOST_INTEGER <= each < _MOST_INTEGER for each in values):
+            raise ApiError("reward has an integer of more than 64 bits", param="reward")
         session_id = request.match_info["id"]
         lines = await self._sessions.finish(session_id, reward=reward)
         told = _encoder.encode(session_id)
@@ -230,7 +233,9 @@ class GatewayServer:
         return web.Response(body=prometheus_text(told), headers={"Content-Type": PROMETHEUS_TYPE})
 
     def _check_operator(self, request: web.Request) -> None:
-        if self._token and not hmac.compare_digest(_key_of(request).encode(), self._token.encode()):
+        if self._token and not hmac.compare_digest(
+            _key_of(request).encode(errors="surrogateescape"), self._token.encode()
+        ):
             raise ApiError("this needs the operator's token as API key", kind=ErrorKind.AUTHENTICATION)
 
     @web.middleware

@@ -126,8 +126,8 @@ class AgentPlayer:
 
     async def _run(self, task: AgentTask) -> None:
         """Run the command to its end; whatever it has started ends with it."""
-        question = msgspec.json.encode(_question(task)).decode()
-        question_by_name = {"ROLLFEED_QUESTION": question} if len(question) < _LONGEST_VARIABLE else {}
+        question = msgspec.json.encode(_question(task))
+        question_by_name = {"ROLLFEED_QUESTION": question.decode()} if len(question) < _LONGEST_VARIABLE else {}
         with tempfile.TemporaryDirectory(prefix="rollfeed-agent-", ignore_cleanup_errors=True) as folder:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -143,7 +143,7 @@ class AgentPlayer:
                 raise AgentError(f"agent.command = {self._settings.command[0]!r}: {error.strerror or error}") from error
             said: deque[str] = deque(maxlen=_TAIL_LINES)
             try:
-                _, code = await asyncio.gather(_talk(process, question.encode(), said), process.wait())
+                _, code = await asyncio.gather(_talk(process, question, said), process.wait())
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

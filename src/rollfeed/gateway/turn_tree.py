@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,12 @@ class Turn:
 
     def context_images(self) -> tuple[Picture, ...]:
         """Return the pictures that have their places in all that was sent for it."""
-        before = self.token_parent
-        return self.images if before is None else (*before.context_images(), *self.images)
+        shown, turn = list[tuple[Picture, ...]](), self
+        while True:
+            shown.append(turn.images)
+            if (before := turn.token_parent) is None:
+                return tuple(chain.from_iterable(reversed(shown)))
+            turn = before
 
     def context_ids(self) -> NDArray[np.int32]:
         """Return all tokens that were sent for it, ``(P,)``."""

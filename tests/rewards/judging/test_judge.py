@@ -168,7 +168,14 @@ def test_a_key_that_a_server_repeats_is_in_no_verdict(judge_settings: Make, monk
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, None), ("2.5", 2.5), ("-1", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
+    [
+        (None, None),
+        ("2.5", 2.5),
+        ("-1", 0.0),
+        ("soon", None),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("1 Jan 99999999999999999999 00:00:00 GMT", None),
+    ],
 )
 def test_the_time_to_wait_is_a_number_or_a_date(header: str | None, seconds: float | None) -> None:
     assert retry_after(header) == seconds

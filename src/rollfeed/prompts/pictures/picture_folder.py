@@ -25,6 +25,8 @@ from rollfeed.types import Picture
 _ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "image/gif": "gif", "image/bmp": "bmp"}
 
 
+_LEAST_FILE_BYTES = 4096
+"""Of the disk: tiny pictures are bounded in their number by that."""
 SERVED_BYTES = 1 << 30
 """Most of those that servers keep for their clients without a folder."""
 
@@ -48,6 +50,8 @@ class PictureFolder:
         self._folder = folder
         self._sizes = OrderedDict[Path, int]()
         """Bytes of temporary files, what was wanted last at the end."""
+        self._num_bytes = 0
+        """Of all of them."""
         self._temporary: Path | None = None
         self._origins: dict[str, Path] = {}
         self._lock = threading.Lock()
@@ -127,9 +131,13 @@ class PictureFolder:
 
     def _make_room(self, written: Path, num_bytes: int) -> None:
         with self._lock:
-            self._sizes[written] = num_bytes
-            while len(self._sizes) > 1 and sum(self._sizes.values()) > self.max_temporary_bytes:
-                self._sizes.popitem(last=False)[0].unlink(missing_ok=True)
+            self._num_bytes -= self._sizes.pop(written, 0)
+            self._sizes[written] = size = max(num_bytes, _LEAST_FILE_BYTES)
+            self._num_bytes += size
+            while len(self._sizes) > 1 and self._num_bytes > self.max_temporary_bytes:
+                oldest, size = self._sizes.popitem(last=False)
+                self._num_bytes -= size
+                oldest.unlink(missing_ok=True)
 
     def _path(self, home: Path, picture: Picture) -> Path:
         return home / file_name(picture)

@@ -192,7 +192,7 @@ def retry_after(header: str | None) -> float | None:
     except ValueError:
         try:
             return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
 
 

@@ -111,12 +111,7 @@ class RewardServer:
         if len(questions) > self._max_in_progress:
             raise BadRequestError(f"{len(questions)} responses in a request; at most {self._max_in_progress} are taken")
         for number, question in enumerate(questions):
-            if isinstance(question.get("metadata"), str):
-                if len(question["metadata"]) > _MOST_METADATA:
-                    raise BadRequestError(f"metadata is a text of more than {_MOST_METADATA} characters")
-                with suppress(ValueError, RecursionError):  # which the hub says in the verdict
-                    question["metadata"] = json.loads(question["metadata"])
-            metadata = question.get("metadata", {})
+            metadata = question["metadata"] = _metadata(question.get("metadata"))
             problem = self._problem(metadata, question.get("rm_type")) if isinstance(metadata, Mapping) else None
             if problem is not None:
                 raise BadRequestError(problem if len(questions) == 1 else f"response {number}: {problem}")
@@ -199,6 +194,18 @@ def _question(one: Any, where: str) -> _Question:
     if "response" not in one:
         raise BadRequestError(f"{where} has no response; it has {', '.join(sorted(one)[:10]) or 'nothing'}")
     return {"response": one["response"], "label": one.get("label"), **_options(one)}
+
+
+def _metadata(given: Any) -> Any:
+    """Return metadata as an object; what is none, nor a text of one, as it came: the hub refuses it in the verdict."""
+    if isinstance(given, str) and len(given) > _MOST_METADATA:
+        raise BadRequestError(f"metadata is a text of more than {_MOST_METADATA} characters")
+    read = given
+    with suppress(ValueError, RecursionError):
+        read = json.loads(given) if isinstance(given, str) else given
+    if isinstance(read, str) and read is not given:  # the hub would read that, too, and not what is checked here
+        raise BadRequestError("metadata is a text in a text; it must be a mapping")
+    return {} if read is None else read
 
 
 def _options(one: Mapping[str, Any]) -> dict[str, Any]:
