@@ -13,14 +13,16 @@ def test_the_settings_page_is_current() -> None:
 
 
 def test_every_setting_is_described() -> None:
+    page = render_reference()
     for name, section in Settings.model_fields.items():
         if name == "seed":
             continue
         found = section_in(section.annotation)
         assert found is not None
+        described = descriptions(found)
         for key in found.model_fields:
-            assert descriptions(found).get(key), f"{name}.{key} has no description"
-            assert f"`{name}.{key}`" in render_reference()
+            assert described.get(key), f"{name}.{key} has no description"
+            assert f"`{name}.{key}`" in page
 
 
 def test_every_number_is_bounded() -> None:
