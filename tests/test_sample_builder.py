@@ -12,6 +12,7 @@ from rollfeed.types import (
     CompletionTimings,
     FinishKind,
     FinishReason,
+    RoutedExperts,
     Sample,
     SampleStatus,
     SamplingMask,
@@ -130,6 +131,30 @@ def test_a_sample_carries_the_precision_it_was_sampled_in() -> None:
     resumed.append_completion(completion([6], precision="fp32"))
     resumed.append_completion(completion([7], precision="int8+fp32"))
     assert resumed.build(SampleStatus.COMPLETED, response="r").precision == "fp32+int8"
+
+
+def test_tokens_keep_the_experts_that_they_were_sampled_with() -> None:
+    """A turn's reply tells those of all before it anew: computed again, with other weights, they may be others."""
+    asked = replace(request(), params=SamplingParams(max_new_tokens=10, return_routed_experts=True))
+    builder = SampleBuilder(asked)
+    length = len(builder.token_ids)
+    assert builder.build(SampleStatus.ABORTED, response="").routed_experts is None
+
+    def told(num_tokens: int, expert: int) -> RoutedExperts:
+        return RoutedExperts.of(np.full((num_tokens, 4), expert))
+
+    builder.append_completion(replace(completion([5, 6]), routed_experts=told(length + 1, 1)))
+    builder.append_inserted(np.array([70], np.int32), policy_version=0)
+    partial = builder.build(SampleStatus.ABORTED, response="r")
+    resumed = SampleBuilder(replace(asked, partial=partial))
+    resumed.append_completion(completion([]))
+    resumed.append_completion(replace(completion([7]), routed_experts=told(length + 3, 300)))
+    sample = resumed.build(SampleStatus.COMPLETED, response="r")
+    assert sample.routed_experts is not None
+    assert (partial.routed_experts.width, sample.routed_experts.width) == (1, 2)
+    assert sample.routed_experts.numbers[:, 0].tolist() == [1] * (length + 1) + [300] * 2
+    with pytest.raises(ValueError, match="3 choices a token go on from 4"):
+        resumed.append_completion(replace(completion([8]), routed_experts=RoutedExperts.of(np.zeros((9, 3), int))))
 
 
 def test_what_tokens_were_drawn_from_is_kept_over_turns_and_resumed_responses() -> None:

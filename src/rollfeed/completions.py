@@ -21,6 +21,7 @@ from rollfeed.types import (
     FinishReason,
     Picture,
     PlaceholderRange,
+    RoutedExperts,
     Sample,
     SamplingParams,
     SeenPicture,
@@ -132,6 +133,8 @@ def check_completion(
     if completion.prompt_tokens != num_prompt_tokens:
         raise EngineProtocolError(f"answers {completion.prompt_tokens} prompt tokens, {num_prompt_tokens} were sent")
     check_tokens(completion.token_ids, completion.logprobs, vocab_size=limits.vocab_size, is_exact=limits.is_exact)
+    if params.return_routed_experts and len(completion.token_ids):
+        check_experts(completion.routed_experts, num_tokens=num_prompt_tokens + len(completion.token_ids) - 1)
     check_versions(completion.version_spans, newest_version=limits.newest_version)
     check_finish(
         completion.finish_reason,
@@ -140,6 +143,17 @@ def check_completion(
         max_new_tokens=params.max_new_tokens,
         context_length=limits.context_length,
     )
+
+
+def check_experts(routed: RoutedExperts | None, *, num_tokens: int) -> None:
+    """Raise EngineProtocolError unless there are experts of so many tokens."""
+    if routed is None:
+        raise EngineProtocolError(
+            "no routed_experts, which sampling.return_routed_experts asks for: the engine's model has no experts, or "
+            "its server does not return them; set it to false"
+        )
+    if routed.num_tokens != num_tokens:
+        raise EngineProtocolError(f"routed_experts of {routed.num_tokens} tokens, where {num_tokens} were computed")
 
 
 def check_hashes(seen: Sequence[SeenPicture], sent: Sequence[Picture]) -> None:
@@ -212,6 +226,8 @@ def freeze(sample: Sample) -> Sample:
     if sample.sampling_mask is not None:
         for array in (sample.sampling_mask.lengths, sample.sampling_mask.token_ids):
             array.setflags(write=False)
+    if sample.routed_experts is not None:
+        sample.routed_experts.content.setflags(write=False)
     return sample
 
 

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
-from rollfeed.types import Completion, FinishKind, Picture, Sample, SampleStatus, SamplingMask, VersionSpan
+from rollfeed.types import (
+    Completion,
+    FinishKind,
+    Picture,
+    RoutedExperts,
+    Sample,
+    SampleStatus,
+    SamplingMask,
+    VersionSpan,
+)
 
 STATUS_OF: dict[FinishKind, SampleStatus] = {
     FinishKind.STOP: SampleStatus.COMPLETED,
@@ -65,6 +74,7 @@ class SampleBuilder:
         self._spans: list[VersionSpan] = []
         self._cached_tokens = 0
         self._precisions = ""
+        self._routed_experts: RoutedExperts | None = None
         self.response_length = 0
         self.images: tuple[Picture, ...] = request.prompt.images if context_ids is None else tuple(context_images)
         """Pictures among its tokens so far, in their order."""
@@ -78,6 +88,7 @@ class SampleBuilder:
             self._append(ids, partial.loss_mask, partial.logprobs, partial.version_spans, mask)
             self._cached_tokens = partial.cached_tokens
             self._note_precision(partial.precision)
+            self._routed_experts = partial.routed_experts
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -104,6 +115,7 @@ class SampleBuilder:
         self._append(
             completion.token_ids, mask, completion.logprobs, completion.version_spans, completion.sampling_mask
         )
+        self._routed_experts = RoutedExperts.joined([self._routed_experts, completion.routed_experts])
         self._cached_tokens += completion.cached_tokens
         if len(completion.token_ids):
             self._note_precision(completion.precision)
@@ -149,6 +161,7 @@ class SampleBuilder:
             )
             if request.params.return_sampling_mask
             else None,
+            routed_experts=self._routed_experts,
         )
 
     def _note_precision(self, joined: str) -> None:

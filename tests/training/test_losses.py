@@ -21,9 +21,9 @@ from rollfeed.training.losses import (
     importance_weights,
     kl_penalty,
     policy_ratio,
+    token_weights,
     weighted_policy_loss,
 )
-from rollfeed.training.packing import token_weights
 
 LOW, HIGH = 0.2, 0.28
 LENGTHS = (5, 1, 0, 7, 4, 3)

@@ -16,8 +16,9 @@ import transformers
 from rollfeed.config.train import Normalisation, TrainSettings
 from rollfeed.errors import CheckpointError
 from rollfeed.model_files.heads import find_head_shape, hidden_states
+from rollfeed.training.losses import sequence_weights
 from rollfeed.training.model import Policy, computing_options, enable_activation_checkpointing, load_policy_model
-from rollfeed.training.packing import pack_sequences, sequence_weights, split_into_minibatches
+from rollfeed.training.packing import pack_sequences, split_into_minibatches
 from rollfeed.training.sharing import longest_tree
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
-from rollfeed.training.packing import pack_sequences, sequence_weights, split_into_minibatches, token_weights
+from rollfeed.training.losses import sequence_weights, token_weights
+from rollfeed.training.packing import pack_sequences, split_into_minibatches
 from rollfeed.types import Picture
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rollfeed.config.train import Normalisation
 from rollfeed.errors import CheckpointError, ConfigError, RunFailedError
 from rollfeed.testing.prompts import CharTokenizer
-from rollfeed.training.packing import token_weights
+from rollfeed.training.losses import token_weights
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import SamplingParams, TensorUpdate, TrainBatch, VersionSpan
 from rollfeed.weights import write_checkpoint

@@ -19,7 +19,7 @@ from rollfeed.config.model import ModelSettings
 from rollfeed.config.paths import as_paths, expand_path
 from rollfeed.config.pictures import PictureSettings
 from rollfeed.config.servers import ServerSettings
-from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, TINY_VISION_MODEL, resolve_checkpoint
+from rollfeed.engine import DEFAULT_MODEL, TINY_MODEL, TINY_MOE_MODEL, TINY_VISION_MODEL, resolve_checkpoint
 from rollfeed.engine.client import Dialect, ServerEngine
 from rollfeed.engine.dialects import DIALECTS
 from rollfeed.engine.embeddable import is_embeddable
@@ -142,7 +142,7 @@ def load_model_tokenizer(settings: ModelSettings, *, seed: int) -> Tokenizer:
 
 
 def _named_checkpoint(settings: ModelSettings, seed: int) -> str:
-    if settings.checkpoint not in (TINY_MODEL, TINY_VISION_MODEL):
+    if settings.checkpoint not in (TINY_MODEL, TINY_MOE_MODEL, TINY_VISION_MODEL):
         return settings.checkpoint
     # Imported here because they bring safetensors, which commands on servers do without.
     from rollfeed.engine.tiny import tiny_checkpoint
@@ -150,7 +150,7 @@ def _named_checkpoint(settings: ModelSettings, seed: int) -> str:
 
     if settings.checkpoint == TINY_VISION_MODEL:
         return str(tiny_vision_checkpoint(settings.tiny, seed=seed))
-    return str(tiny_checkpoint(settings.tiny, seed=seed))
+    return str(tiny_checkpoint(settings.tiny, seed=seed, has_experts=settings.checkpoint == TINY_MOE_MODEL))
 
 
 def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = (), starts: bool = True) -> Engine:
@@ -163,8 +163,14 @@ def run_engine(model: Model, settings: Settings, *, folders: Sequence[Path] = ()
     """
     may_idle = not starts and settings.engine.is_embedded
     if settings.needs_engine and not (may_idle and is_embeddable(model.checkpoint, settings.engine)):
-        deterministic, lora = settings.rollout.deterministic, settings.train.lora
-        return build_engine(model, settings.engine, deterministic=deterministic, folders=folders, lora=lora)
+        return build_engine(
+            model,
+            settings.engine,
+            deterministic=settings.rollout.deterministic,
+            returns_experts=settings.sampling.return_routed_experts,
+            folders=folders,
+            lora=settings.train.lora,
+        )
     return IdleEngine(context_length=settings.engine.context_length, vocab_size=vocab_size_of(model.checkpoint))
 
 
@@ -173,12 +179,14 @@ def build_engine(
     settings: EngineSettings | None = None,
     *,
     deterministic: bool = False,
+    returns_experts: bool = False,
     folders: Sequence[str | Path] = (),
     lora: LoraSettings | None = None,
 ) -> Engine:
     """Return the engine that the settings name, checked and not yet started.
 
-    Modules of plug-ins are looked for in ``folders`` too; ``lora`` is what servers that are started may be given.
+    Modules of plug-ins are looked for in ``folders`` too; ``lora`` is what servers that are started may be given, and
+    ``returns_experts`` whether they have to return experts.
 
     Raises:
         ConfigError: If the checkpoint cannot be served with these settings.
@@ -187,7 +195,7 @@ def build_engine(
     for name, servers in settings.servers.items():
         make_engine: Callable[..., ServerEngine] = ServerEngine
         if settings.launch is not None:
-            launcher = _launcher(model, settings, settings.launch, name, lora)
+            launcher = _launcher(model, settings, settings.launch, name, lora=lora, returns_experts=returns_experts)
             servers, make_engine = servers.at(launcher.addresses), partial(LaunchedEngine, launcher)
         dialect = DIALECTS[name](servers)
         return make_engine(
@@ -202,9 +210,7 @@ def build_engine(
     return _embedded_engine(model, settings, deterministic=deterministic)
 
 
-def _launcher(
-    model: Model, settings: EngineSettings, launch: LaunchSettings, kind: str, lora: LoraSettings | None
-) -> ServerLauncher:
+def _launcher(model: Model, settings: EngineSettings, launch: LaunchSettings, kind: str, **told: Any) -> ServerLauncher:
     """Return what runs the servers of a table; they serve the policy's checkpoint."""
     name = None if settings.openai is None else settings.openai.model
     served = LaunchedModel(
@@ -213,7 +219,7 @@ def _launcher(
         context_length=settings.context_length,
         trust_remote_code=model.trust_remote_code,
         weights_transport=settings.servers[kind].weights_transport,
-        lora=lora,
+        **told,
     )
     return ServerLauncher(server_commands(launch, KINDS[kind], served), launch)
 

@@ -265,6 +265,7 @@ def _sample(sample: Sample) -> Sample:
         loss_mask=np.broadcast_to(np.float32(0.0), (length,)),
         logprobs=np.broadcast_to(np.float32(np.nan), (length,)),
         sampling_mask=None,
+        routed_experts=None,
         response="",
         metadata={},
         extra={},
@@ -276,6 +277,8 @@ def _sample_bytes(sample: Sample) -> int:
     arrays = sample.token_ids.nbytes + sample.loss_mask.nbytes + sample.logprobs.nbytes
     if (mask := sample.sampling_mask) is not None:
         arrays += mask.lengths.nbytes + mask.token_ids.nbytes
+    if sample.routed_experts is not None:
+        arrays += sample.routed_experts.content.nbytes
     # Metadata is of any depth; its text is about as long as it is large.
     parts = (sample.metadata, sample.extra, sample.state)
     texts = len(sample.response) + sum(len(repr(part)) for part in parts if part)

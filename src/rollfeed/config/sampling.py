@@ -40,6 +40,12 @@ class SamplingSettings(Section, resume=Resume.ANSWERS):
     engine and SGLang from 0.5.23 on; needs `rollout_top_k` of at most 4096, which bounds what a token takes.
     """
 
+    return_routed_experts: bool = False
+    """Have the engine return the experts that each token was computed with, in each layer of a mixture of experts, and
+    store them, a byte each (two where there are more than 256), for `train.routing_replay`. For the embedded engine,
+    and servers that are started to return them.
+    """
+
     @property
     def params(self) -> SamplingParams:
         """The parameters of every request; each rollout has a seed besides."""
@@ -54,6 +60,7 @@ class SamplingSettings(Section, resume=Resume.ANSWERS):
             stop_token_ids=self.rollout_stop_token_ids,
             skip_special_tokens=self.rollout_skip_special_tokens,
             return_sampling_mask=self.return_sampling_mask,
+            return_routed_experts=self.return_routed_experts,
         )
 
     @property

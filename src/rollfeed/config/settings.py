@@ -48,7 +48,7 @@ _WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
     "advantage": AdvantageSettings.model_fields,
     "teacher": TeacherSettings.model_fields,
     "placement": PlacementSettings.model_fields,
-    "sampling": ("return_sampling_mask",),
+    "sampling": ("return_sampling_mask", "return_routed_experts"),
     "tools": ToolSettings.model_fields,
     "agent": AgentSettings.model_fields,
     "weights": ("source",),
@@ -203,6 +203,13 @@ class Settings(RolloutConfig):
             yield "rollout.n_samples_per_prompt = 2: a conversation has one answer with mode = 'sft': remove it"
         if self.sampling.return_sampling_mask and self.engine.openai is not None:
             yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
+        if self.sampling.return_routed_experts and self.engine.openai is not None:
+            yield "sampling.return_routed_experts: servers of [engine.openai] return none: set it to false"
+        if self.train.routing_replay and not self.sampling.return_routed_experts:
+            yield (
+                "train.routing_replay = true trains with the experts that tokens were sampled with: set "
+                "sampling.return_routed_experts = true, or it to false"
+            )
         if self.engine.launch is not None and self.engine.launch.colocate and self.rollout.mode is RolloutMode.ASYNC:
             yield (
                 "engine.launch.colocate: servers have no time to give up their memory with rollout.mode = 'async': set "

@@ -287,6 +287,11 @@ class TrainSettings(Section):
     """Keep in the CPU's memory what `activation_checkpointing` keeps of each layer: for responses that are too long for
     the GPU's otherwise.
     """
+    routing_replay: Free[bool] = False
+    """Train a mixture of experts with the experts that its tokens were sampled with (`sampling.return_routed_experts`),
+    whose gates are the trainer's own (R3, arXiv:2510.11370): where engine and trainer round differently, both compute
+    with the same experts.
+    """
     compile: Free[bool] = False
     """Compile the decoder's layers with torch.compile when they are first computed."""
     precision: OnPurpose[TrainPrecision] = Field(default=TrainPrecision.AUTO, strict=False)
@@ -335,6 +340,8 @@ class TrainSettings(Section):
     def _offloads_what_is_kept(self) -> TrainSettings:
         if self.activation_offload and not self.activation_checkpointing:
             raise ValueError("activation_offload = true has no effect without activation_checkpointing = true: set it")
+        if self.routing_replay and self.compile:
+            raise ValueError("routing_replay = true looks into routers while they compute: set compile = false")
         if self.optimizer.offload and self.num_processes > 1:
             raise ValueError(
                 "optimizer.offload = true is for num_processes = 1: several have a part of the moments each"

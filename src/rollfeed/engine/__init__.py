@@ -4,6 +4,7 @@ from rollfeed.base.cores import wait_without_spinning
 from rollfeed.engine.checkpoint import (
     DEFAULT_MODEL,
     TINY_MODEL,
+    TINY_MOE_MODEL,
     TINY_VISION_MODEL,
     check_checkpoint,
     gguf_file_of,
@@ -13,4 +14,12 @@ from rollfeed.engine.checkpoint import (
 # Here and not beside the engine, because a tokenizer is loaded before it and brings torch.
 wait_without_spinning()
 
-__all__ = ["DEFAULT_MODEL", "TINY_MODEL", "TINY_VISION_MODEL", "check_checkpoint", "gguf_file_of", "resolve_checkpoint"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "TINY_MODEL",
+    "TINY_MOE_MODEL",
+    "TINY_VISION_MODEL",
+    "check_checkpoint",
+    "gguf_file_of",
+    "resolve_checkpoint",
+]

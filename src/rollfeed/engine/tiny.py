@@ -1,7 +1,8 @@
 """A small character model made on the spot, to train from nothing.
 
 Source: the architecture is Llama's (arXiv:2302.13971); weights are normal with deviation 0.02, and the embeddings of
-input and output are tied.
+input and output are tied. Experts and routers have weights of deviation 1 over the root of their inputs, so that it
+matters which experts are chosen.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ _FORMAT = 1
 _END, _UNKNOWN = "<end>", "<unknown>"
 _DEVIATION = 0.02
 _CONTEXT_LENGTH = 2048
+_NUM_EXPERTS = 8
+_EXPERTS_A_TOKEN = 2
 
 
-def tiny_checkpoint(settings: TinyModelSettings, *, seed: int, cache_directory: Path | None = None) -> Path:
+def tiny_checkpoint(
+    settings: TinyModelSettings, *, seed: int, cache_directory: Path | None = None, has_experts: bool = False
+) -> Path:
     """Return the folder of the model that ``settings`` and ``seed`` describe, made now if there is none.
 
-    By default it is kept in the user's cache directory.
+    With experts it is Qwen's mixture of eight, of which two compute a token (arXiv:2505.09388). By default it is kept
+    in the user's cache directory.
 
     Raises:
         CheckpointError: If it cannot be kept there.
     """
-    return made_checkpoint("tiny", settings, seed=seed, cache_directory=cache_directory, write=_write)
+    kind, write = ("tiny-moe", _write_experts) if has_experts else ("tiny", _write)
+    return made_checkpoint(kind, settings, seed=seed, cache_directory=cache_directory, write=write)
 
 
 def made_checkpoint(
@@ -57,6 +64,33 @@ def _write(folder: Path, settings: TinyModelSettings, seed: int) -> None:
     vocab_size = write_tokenizer(folder, settings)
     write_json(folder / "config.json", llama_config(settings, vocab_size))
     write_weights(folder, llama_weights(settings, vocab_size, np.random.default_rng(seed)))
+
+
+def _write_experts(folder: Path, settings: TinyModelSettings, seed: int) -> None:
+    vocab_size, random, width = write_tokenizer(folder, settings), np.random.default_rng(seed), settings.hidden_size
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 2 * width,
+        "num_experts": _NUM_EXPERTS,
+        "num_experts_per_tok": _EXPERTS_A_TOKEN,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    write_json(folder / "config.json", {**llama_config(settings, vocab_size), **experts})
+    weights = {name: each for name, each in llama_weights(settings, vocab_size, random).items() if ".mlp." not in name}
+    shapes = {"gate_proj": (2 * width, width), "up_proj": (2 * width, width), "down_proj": (width, 2 * width)}
+    for layer in range(settings.num_layers):
+        prefix = f"model.layers.{layer}"
+        for name in ("q_norm", "k_norm"):
+            weights[f"{prefix}.self_attn.{name}.weight"] = np.ones(width // settings.num_heads, np.float32)
+        made = {"gate.weight": (_NUM_EXPERTS, width)} | {
+            f"experts.{number}.{name}.weight": shape for number in range(_NUM_EXPERTS) for name, shape in shapes.items()
+        }
+        for name, shape in made.items():
+            weights[f"{prefix}.mlp.{name}"] = (random.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32)
+    write_weights(folder, weights)
 
 
 def write_tokenizer(folder: Path, settings: TinyModelSettings, *, named: Mapping[str, str] | None = None) -> int:

@@ -13,7 +13,7 @@ from rollfeed.chat_apis import ApiError, Asked, ErrorKind
 from rollfeed.conversations import CallSyntax, Dialogue, TextPieces, call_syntax
 from rollfeed.gateway.histories import digest_of
 from rollfeed.protocols import CallFormat, Matching, PictureInput, RewrittenTurns, Tokenizer
-from rollfeed.types import Completion, SamplingMask, SamplingParams, joined_spans
+from rollfeed.types import Completion, RoutedExperts, SamplingMask, SamplingParams, joined_spans
 
 _MOST_DIALOGUES = 256
 
@@ -124,4 +124,5 @@ def joined(parts: Sequence[Completion], tokenizer: Tokenizer, *, skip_special_to
         prompt_tokens=parts[0].prompt_tokens,
         cached_tokens=parts[0].cached_tokens,
         sampling_mask=SamplingMask.joined(masks) if masks else None,
+        routed_experts=RoutedExperts.joined(part.routed_experts for part in parts),
     )

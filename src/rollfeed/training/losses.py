@@ -1,7 +1,7 @@
 """Policy losses, token by token.
 
-A loss here is a value for each token; what is optimised is their sum, weighted by ``token_weights`` of
-:mod:`rollfeed.training.packing`. Those are of a whole mini-batch: the sum over micro-batches is then the loss of
+A loss here is a value for each token; what is optimised is their sum, weighted by
+:func:`token_weights`. Those are of a whole mini-batch: the sum over micro-batches is then the loss of
 the mini-batch, however it was cut. Named methods are combinations:
 
 =============  ==============================  =======================  =================  ====================
@@ -27,18 +27,75 @@ Axes: T response tokens of any number of packed sequences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rollfeed.config.train import Correction, KLEstimator, RatioLevel
+from rollfeed.config.train import Correction, KLEstimator, Normalisation, RatioLevel
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import attributed, blaming, complaint
 from rollfeed.protocols import LossFn, LossInputs
+from rollfeed.training.packing import TrainSequence
 
 _LARGEST_LOG_RATIO = 20.0
 """Keeps ratios finite in float32; what lies beyond has no gradient."""
+
+
+def token_weights(
+    mask_T: NDArray[np.float32],
+    rollout_ids_T: NDArray[np.int64],
+    *,
+    normalisation: Normalisation,
+    constant_length: int | None = None,
+) -> NDArray[np.float32]:
+    """Return what each token's loss is multiplied with before all are added up, ``(T,)``.
+
+    Only trained tokens count: sequences that are masked out altogether change neither the sum nor what it is divided
+    by. Forks of one rollout are one output: they share its weight.
+
+    Args:
+        mask_T: The weight of each token of the whole mini-batch; 0 is not trained on.
+        rollout_ids_T: Equal for the tokens of one rollout.
+        normalisation: ``TOKEN`` divides by all trained tokens (DAPO, arXiv:2503.14476, section 3.3); ``SEQUENCE`` by
+            those of the rollout, and then by the rollouts (GRPO, arXiv:2402.03300, section 4.1.1, equation 3);
+            ``CONSTANT`` by ``constant_length`` instead of the former (Dr. GRPO, arXiv:2503.20783, section 3.2).
+        constant_length: Needed for ``CONSTANT``.
+
+    Raises:
+        ValueError: If it is needed and not given.
+    """
+    mask_64 = np.asarray(mask_T, np.float64)
+    if not mask_64.any():
+        return np.zeros(len(mask_64), np.float32)
+    if normalisation is Normalisation.TOKEN:
+        return np.asarray(mask_64 / mask_64.sum(), np.float32)
+    _, number_T = np.unique(rollout_ids_T, return_inverse=True)
+    sums = np.bincount(number_T, weights=mask_64)
+    num_rollouts = np.count_nonzero(sums)
+    if normalisation is Normalisation.SEQUENCE:
+        return np.asarray(mask_64 / np.where(sums > 0, sums, 1.0)[number_T] / num_rollouts, np.float32)
+    if constant_length is None:
+        raise ValueError("normalisation by a constant needs constant_length")
+    return np.asarray(mask_64 / (constant_length * num_rollouts), np.float32)
+
+
+def sequence_weights(
+    sequences: Sequence[TrainSequence], *, normalisation: Normalisation, constant_length: int | None
+) -> list[NDArray[np.float32]]:
+    """Return :func:`token_weights` of a mini-batch, ``(T,)`` for each sequence."""
+    if not sequences:
+        return []
+    lengths = [len(sequence.mask_T) for sequence in sequences]
+    weights = token_weights(
+        np.concatenate([sequence.mask_T for sequence in sequences]),
+        np.repeat([sequence.rollout_id for sequence in sequences], lengths),
+        normalisation=normalisation,
+        constant_length=constant_length,
+    )
+    return np.split(weights, np.cumsum(lengths)[:-1])
 
 
 def policy_ratio(

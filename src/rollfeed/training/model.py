@@ -21,6 +21,7 @@ from torch import Tensor
 from rollfeed.base.cores import num_physical_cores
 from rollfeed.config.train import TrainPrecision, TrainSettings
 from rollfeed.errors import ConfigError
+from rollfeed.model_files.expert_choices import Routers
 from rollfeed.model_files.heads import Head, HeadShape, find_head_shape, hidden_states
 from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.seeing import looking
@@ -101,11 +102,16 @@ def prepare_passes(policy: Policy, settings: TrainSettings) -> None:
     """Have passes with a gradient keep what the settings say, and compute what is compiled.
 
     Raises:
-        ConfigError: If the model knows no activation checkpointing.
+        ConfigError: If the model knows no activation checkpointing, or has no routers to be told the experts.
     """
     if settings.activation_checkpointing:
         enable_activation_checkpointing(policy.model)
         policy.offloads = settings.activation_offload
+    if settings.routing_replay:
+        try:
+            policy.routers = Routers(policy.model)
+        except ValueError as error:
+            raise ConfigError(f"train.routing_replay = true: {error}; set it to false") from error
     if settings.compile:
         lists = [each for each in policy.model.modules() if isinstance(each, torch.nn.ModuleList)]
         for layer in max(lists, key=lambda each: sum(parameter.numel() for parameter in each.parameters()), default=()):
@@ -207,6 +213,8 @@ class Policy:
         """How the head goes on behind its product; None where it cannot be computed by itself."""
         self.attends_in_blocks = False
         """Whether rows with branches are attended to block by block; the model has been asked to."""
+        self.routers: Routers | None = None
+        """What takes the experts again that tokens were sampled with; None where the model chooses itself."""
         self.offloads = False
         """Whether what passes keep for the way back waits in the CPU's memory."""
 
@@ -217,6 +225,9 @@ class Policy:
         passes of training compute in.
         """
         autocast = None if exact else self.autocast
+        if self.routers is not None:
+            experts_BLC = micro_batch.experts_BLC
+            self.routers.replay(None if experts_BLC is None else self._tensor(experts_BLC))
         with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             rows_TX, head = self._pass(micro_batch)
         scored = Scored(
@@ -267,6 +278,8 @@ class Policy:
                 f"{name} {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is trained takes "
                 f"at most {longest}: {remedy}"
             )
+        if self.routers is not None and (problem := self.routers.problem(sequence.routed_experts, sequence.num_inputs)):
+            raise ConfigError(f"train.routing_replay = true: {name} {sequence.sample_index} {problem}")
         largest = int(sequence.token_ids.max())
         if largest >= self.vocab_size:
             raise ConfigError(

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.config.train import Normalisation
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.placed_pictures import NO_PICTURES, PlacedPictures, pictures_of_sample
-from rollfeed.types import Picture, Sample, SamplingMask, TrainBatch
+from rollfeed.types import Picture, RoutedExperts, Sample, SamplingMask, TrainBatch
 
 LONGEST_TREE = 1024
 """Places in a row with branches whose attention is computed in full, so that it does not become what counts."""
@@ -59,6 +58,7 @@ class TrainSequence:
     sampling_mask: SamplingMask | None = None
     """What the trained tokens were drawn from."""
     pictures: PlacedPictures = NO_PICTURES
+    routed_experts: RoutedExperts | None = None
 
     def __post_init__(self) -> None:
         if len(self.positions_T) and self.positions_T[0] == 0:
@@ -130,60 +130,6 @@ def split_into_minibatches(
     return [[sequence for index in part for sequence in per_group[index]] for part in parts]
 
 
-def token_weights(
-    mask_T: NDArray[np.float32],
-    rollout_ids_T: NDArray[np.int64],
-    *,
-    normalisation: Normalisation,
-    constant_length: int | None = None,
-) -> NDArray[np.float32]:
-    """Return what each token's loss is multiplied with before all are added up, ``(T,)``.
-
-    Only trained tokens count: sequences that are masked out altogether change neither the sum nor what it is divided
-    by. Forks of one rollout are one output: they share its weight.
-
-    Args:
-        mask_T: The weight of each token of the whole mini-batch; 0 is not trained on.
-        rollout_ids_T: Equal for the tokens of one rollout.
-        normalisation: ``TOKEN`` divides by all trained tokens (DAPO, arXiv:2503.14476, section 3.3); ``SEQUENCE`` by
-            those of the rollout, and then by the rollouts (GRPO, arXiv:2402.03300, section 4.1.1, equation 3);
-            ``CONSTANT`` by ``constant_length`` instead of the former (Dr. GRPO, arXiv:2503.20783, section 3.2).
-        constant_length: Needed for ``CONSTANT``.
-
-    Raises:
-        ValueError: If it is needed and not given.
-    """
-    mask_64 = np.asarray(mask_T, np.float64)
-    if not mask_64.any():
-        return np.zeros(len(mask_64), np.float32)
-    if normalisation is Normalisation.TOKEN:
-        return np.asarray(mask_64 / mask_64.sum(), np.float32)
-    _, number_T = np.unique(rollout_ids_T, return_inverse=True)
-    sums = np.bincount(number_T, weights=mask_64)
-    num_rollouts = np.count_nonzero(sums)
-    if normalisation is Normalisation.SEQUENCE:
-        return np.asarray(mask_64 / np.where(sums > 0, sums, 1.0)[number_T] / num_rollouts, np.float32)
-    if constant_length is None:
-        raise ValueError("normalisation by a constant needs constant_length")
-    return np.asarray(mask_64 / (constant_length * num_rollouts), np.float32)
-
-
-def sequence_weights(
-    sequences: Sequence[TrainSequence], *, normalisation: Normalisation, constant_length: int | None
-) -> list[NDArray[np.float32]]:
-    """Return :func:`token_weights` of a mini-batch, ``(T,)`` for each sequence."""
-    if not sequences:
-        return []
-    lengths = [len(sequence.mask_T) for sequence in sequences]
-    weights = token_weights(
-        np.concatenate([sequence.mask_T for sequence in sequences]),
-        np.repeat([sequence.rollout_id for sequence in sequences], lengths),
-        normalisation=normalisation,
-        constant_length=constant_length,
-    )
-    return np.split(weights, np.cumsum(lengths)[:-1])
-
-
 def sequence_of(
     sample: Sample,
     *,
@@ -217,6 +163,7 @@ def sequence_of(
         )[trained],
         sampling_mask=None if sample.sampling_mask is None else sample.sampling_mask.at(trained),
         pictures=pictures_of_sample(sample, pictures),
+        routed_experts=sample.routed_experts,
     )
 
 
@@ -251,6 +198,8 @@ class MicroBatch:
     """Where the tokens stand for these; None where no row has any."""
     is_seeing_T: NDArray[np.bool_]
     """Which tokens are of sequences with pictures."""
+    experts_BLC: NDArray[np.int64] | None = None
+    """The experts that each place was computed with when it was sampled; -1 is padding. None where some has none."""
 
 
 @dataclass(slots=True)
@@ -391,7 +340,27 @@ def lay_out(
         pictures_B=tuple(seen.pictures for seen in seen_B),
         is_picture_BL=is_picture_BL if is_picture_BL.any() else None,
         is_seeing_T=np.repeat([bool(s.pictures.pictures) for s in chosen], lengths),
+        experts_BLC=_experts(rows, sequences, width),
     )
+
+
+def _experts(rows: Sequence[PackedRow], sequences: Sequence[TrainSequence], width: int) -> NDArray[np.int64] | None:
+    """Return experts by place, those of a shared prompt its first sequence's, ``(B, L, C)``."""
+    own = [[sequences[number].routed_experts for number in row.members] for row in rows]
+    first = own[0][0]
+    if first is None or any(each is None for experts in own for each in experts):
+        return None
+    experts_BLC = np.full((len(rows), width, first.per_token), -1, np.int64)
+    for index, row in enumerate(rows):
+        start = 0
+        for number in row.members:
+            sequence = sequences[number]
+            assert sequence.routed_experts is not None
+            skipped = row.prompt_length if start else 0
+            end = start + sequence.num_inputs - skipped
+            experts_BLC[index, start:end] = sequence.routed_experts.numbers[skipped : sequence.num_inputs]
+            start = end
+    return experts_BLC
 
 
 def _sampling_mask(sequences: Sequence[TrainSequence]) -> SamplingMask | None:

@@ -30,7 +30,7 @@ from rollfeed.model_files.low_rank import AdaptedNames, PastAdapter
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.protocols import LossFn, PictureProcessor
 from rollfeed.training.checkpoint import TrainerState, read_state, state_of, take_state, write_state
-from rollfeed.training.losses import OwnLoss
+from rollfeed.training.losses import OwnLoss, sequence_weights
 from rollfeed.training.model import (
     Policy,
     choose_device,
@@ -47,7 +47,6 @@ from rollfeed.training.packing import (
     MicroBatch,
     TrainSequence,
     sequence_of,
-    sequence_weights,
     split_into_minibatches,
 )
 from rollfeed.training.ranks import ALONE, Ranks, deal, pack_evenly, pass_figures, write_weights

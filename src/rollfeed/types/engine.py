@@ -1,6 +1,6 @@
 """Requests to an engine, and its replies.
 
-Axes: P prompt tokens, R response tokens, M tokens that they were drawn from.
+Axes: P prompt tokens, R response tokens, M tokens that they were drawn from, N tokens with C choices of experts each.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class SamplingParams:
     """64-bit seed of this response; None draws one from the operating system."""
     return_sampling_mask: bool = False
     """Return the tokens that each one was drawn from, and log-probabilities among these."""
+    return_routed_experts: bool = False
+    """Return the experts that the tokens were computed with."""
 
     def __post_init__(self) -> None:
         # Made once per rollout: nothing is written out before something is wrong.
@@ -159,6 +161,67 @@ class SamplingMask:
             raise ValueError("sampling mask: a token is not among those that it was drawn from")
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts of N tokens from a sequence's first on, C choices each; of its last token nothing is computed.
+
+    Raises:
+        ValueError: If the bytes are not of whole tokens.
+    """
+
+    per_token: Int32
+    """C: layers, those with experts or all of the model, times experts a layer."""
+    width: Int32
+    """Bytes an expert's number: 1, or 2 where one is above 255."""
+    content: NDArray[np.uint8]
+    """The experts' numbers, little-endian, layer after layer, token after token. ``(N * C * width,)``."""
+
+    def __post_init__(self) -> None:
+        if self.per_token < 1 or self.width not in (1, 2) or len(self.content) % (self.per_token * self.width):
+            raise ValueError(
+                f"routed experts: {len(self.content)} bytes are not tokens of {self.per_token} choices of "
+                f"{self.width} bytes"
+            )
+
+    @classmethod
+    def of(cls, experts_NC: NDArray[np.integer]) -> RoutedExperts:
+        """Return numbers in their smallest form, ``(N, C)``; raises ValueError if some are no experts'."""
+        largest = int(experts_NC.max(initial=0))
+        if int(experts_NC.min(initial=0)) < 0 or largest >= 1 << 16:
+            raise ValueError(f"routed experts: numbers from {experts_NC.min()} to {largest}")
+        width = 2 if largest > 255 else 1
+        content = np.ascontiguousarray(experts_NC, f"<u{width}").reshape(-1).view(np.uint8)
+        return cls(experts_NC.shape[1], width, content)
+
+    @classmethod
+    def joined(cls, parts: Iterable[RoutedExperts | None]) -> RoutedExperts | None:
+        """Return those of a sequence, given ever longer beginnings of it: of each what the ones before lack.
+
+        What a token was sampled with stays, whatever has computed it again since. Raises ValueError if they are of
+        different models.
+        """
+        whole: RoutedExperts | None = None
+        for part in parts:
+            if whole is None or part is None:
+                whole = whole or part
+            elif whole.per_token != part.per_token:
+                raise ValueError(f"routed experts: {part.per_token} choices a token go on from {whole.per_token}")
+            elif part.num_tokens > whole.num_tokens:
+                whole = cls.of(np.concatenate([whole.numbers, part.numbers[whole.num_tokens :]]))
+        return whole
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that there are experts of, N."""
+        return len(self.content) // (self.per_token * self.width)
+
+    @property
+    def numbers(self) -> NDArray[np.uint16]:
+        """The experts' numbers, ``(N, C)``."""
+        found = np.ascontiguousarray(self.content).view(f"<u{self.width}")
+        return found.reshape(-1, self.per_token).astype(np.uint16)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One engine reply: R sampled tokens.
@@ -185,6 +248,8 @@ class Completion:
     """None where it was not asked for."""
     seen_pictures: tuple[SeenPicture, ...] | None = None
     """What the engine says of the pictures that it has seen; None where it says nothing."""
+    routed_experts: RoutedExperts | None = None
+    """Of all tokens of prompt and response but the last one; None where they were not asked for, or none is sampled."""
 
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollfeed.errors import RewardError
-from rollfeed.types.engine import SamplingMask, VersionSpan, check_spans
+from rollfeed.types.engine import RoutedExperts, SamplingMask, VersionSpan, check_spans
 from rollfeed.types.fields import Int32, VaryingInt32, from_dict, names_of, to_dict
 from rollfeed.types.pictures import Picture
 from rollfeed.types.verdict import Correct, Outcome, Reward, Verdict, mean_number, mean_reward
@@ -118,6 +118,9 @@ class Sample:
     teacher_logprobs: NDArray[np.float32] | None = None
     """Natural-log probability of each response token under the teacher, at its temperature; None where there is no
     teacher. ``(R,)``."""
+    routed_experts: RoutedExperts | None = None
+    """The experts that its tokens were computed with up to the last sampled one, where
+    ``sampling.return_routed_experts`` asks for them."""
 
     def __post_init__(self) -> None:
         length = self.response_length

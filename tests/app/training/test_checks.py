@@ -149,6 +149,18 @@ def test_servers_that_return_no_sampling_masks_are_not_asked_for_them() -> None:
         settings(sampling={"return_sampling_mask": True, "rollout_top_k": 9}, engine=servers)
 
 
+def test_routing_replay_has_an_engine_that_returns_experts() -> None:
+    replay = {"routing_replay": True}
+    with pytest.raises(ConfigError, match=r"set sampling\.return_routed_experts = true"):
+        settings(train=replay)
+    returned = {"return_routed_experts": True}
+    assert settings(train=replay, sampling=returned).sampling.params.return_routed_experts
+    with pytest.raises(ConfigError, match=r"servers of \[engine\.openai\] return none: set it to false"):
+        settings(train=replay, sampling=returned, engine={"openai": {"base_url": "http://127.0.0.1:1"}})
+    with pytest.raises(ConfigError, match="set compile = false"):
+        settings(train={**replay, "compile": True}, sampling=returned)
+
+
 @pytest.mark.parametrize("loss", [{"correction": "none"}, {"correction": "mask"}, {"old_logprobs": "rollout"}])
 def test_a_correction_that_is_set_is_kept(loss: dict[str, str]) -> None:
     given = settings(rollout={"mode": "async"}, train={"loss": loss}).train.loss

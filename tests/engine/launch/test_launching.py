@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from tests.engine.launch.conftest import ROOT, STAND_IN, marked, wait_until
 
-from rollfeed.engine.launch import LaunchedEngine
+from rollfeed.config.launch import LaunchSettings
+from rollfeed.engine.launch import KINDS, LaunchedEngine, LaunchedModel, server_commands
 from rollfeed.errors import ConfigError, EngineProtocolError, EngineUnavailableError
 from rollfeed.types import SamplingParams, TensorUpdate
 
@@ -330,6 +331,15 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_servers_are_told_to_return_experts() -> None:
+    settings = LaunchSettings(command=(sys.executable,))
+    model = LaunchedModel(Path("model"), name="policy", context_length=512)
+    flag = "--enable-return-routed-experts"
+    for kind in KINDS.values():
+        assert flag not in server_commands(settings, kind, model)[0].words
+        assert flag in server_commands(settings, kind, model._replace(returns_experts=True))[0].words
 
 
 def test_nothing_is_left_when_the_process_is_killed(tmp_path: Path, mark: str) -> None:

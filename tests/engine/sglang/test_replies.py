@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_captured_replies_give_the_values_that_json_gives(name: str) -> None:
     assert reply.policy_version == version_number(captured["meta_info"]["weight_version"])
     assert reply.prompt_tokens == captured["meta_info"]["prompt_tokens"]
     assert reply.cached_tokens == captured["meta_info"]["cached_tokens"]
+
+
+def test_experts_are_read_from_int32_for_all_tokens_but_the_last(reply: Reply) -> None:
+    numbers = np.arange(24, dtype="<i4").reshape(4, 6)
+
+    def with_experts(content: bytes) -> dict[str, Any]:
+        return reply([4, 5], prompt_tokens=3, routed_experts=base64.b64encode(content).decode())
+
+    got = decode_reply(encoded(with_experts(numbers.tobytes())), max_new_tokens=9)
+    assert got.routed_experts is not None
+    assert got.routed_experts.width == 1
+    assert got.routed_experts.numbers.tolist() == numbers.tolist()
+    for content in (numbers.tobytes()[:-4], b"", (numbers - 1).tobytes(), (numbers + 65520).tobytes()):
+        with pytest.raises(EngineProtocolError, match="routed"):
+            decode_reply(encoded(with_experts(content)), max_new_tokens=9)
 
 
 def test_log_probabilities_are_those_among_what_was_kept_where_that_is_asked_for(reply: Reply) -> None:

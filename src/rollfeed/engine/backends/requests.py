@@ -18,6 +18,7 @@ from rollfeed.types import (
     CompletionTimings,
     FinishKind,
     FinishReason,
+    RoutedExperts,
     SamplingMask,
     SamplingParams,
     SeenPicture,
@@ -54,6 +55,9 @@ class Request:
 
     Made on the event loop, then touched by the engine's thread only. :attr:`reply` is thread-safe.
     """
+
+    experts_so_far: Callable[[], NDArray[np.integer]] | None = None
+    """What the tokens have been computed with, at least those before the newest, ``(N, C)``; set by backends."""
 
     def __init__(
         self,
@@ -208,8 +212,14 @@ class Request:
                 timings=CompletionTimings(started - self._submitted_at, now - self._submitted_at),
                 sampling_mask=SamplingMask.of(self._kept_R) if self.params.return_sampling_mask else None,
                 seen_pictures=self.pictures.seen,
+                routed_experts=self._routed_experts(),
             )
         )
+
+    def _routed_experts(self) -> RoutedExperts | None:
+        if self.experts_so_far is None or not self.num_new_tokens:
+            return None
+        return RoutedExperts.of(self.experts_so_far()[: self.num_tokens - 1])
 
     def fail(self, error: BaseException) -> None:
         """Answer the caller with an error, unless it has been answered."""

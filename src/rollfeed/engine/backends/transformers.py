@@ -6,10 +6,12 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
@@ -19,6 +21,7 @@ from rollfeed.engine.backends.replacement import as_tensor, check_replacement, w
 from rollfeed.engine.backends.requests import Request
 from rollfeed.engine.backends.sampling import Sampler
 from rollfeed.model_files import read_headers
+from rollfeed.model_files.expert_choices import Routers, num_experts_of
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.model_files.seeing import looking
 from rollfeed.model_files.trial import vocab_size_of
@@ -69,6 +72,7 @@ class TransformersBackend(Backend):
         # The checkpoint's own generation settings would add processors to ours.
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size_of(self._model)
+        self._routers = Routers(self._model) if num_experts_of(self._model) else None
         self._sampler = Sampler(num_rows=self.num_slots, vocab_size=self.vocab_size, device=self._device)
 
     @property
@@ -109,7 +113,7 @@ class TransformersBackend(Backend):
             pad_token_id=0,
         )
         input_ids = prompt_ids.repeat(self._num_rows, 1)
-        with self._begun(first, input_ids) as arguments:
+        with self._begun(first, input_ids) as arguments, self._noting_experts():
             self._model.generate(
                 **arguments,
                 attention_mask=torch.ones_like(input_ids),
@@ -117,6 +121,29 @@ class TransformersBackend(Backend):
                 logits_processor=LogitsProcessorList([_Choose(self._choose)]),
                 stopping_criteria=StoppingCriteriaList([_Ended(self._ended, between_tokens)]),
             )
+
+    @contextmanager
+    def _noting_experts(self) -> Iterator[None]:
+        """Have requests that ask for it know what their tokens are computed with, unless they have pictures."""
+        asking = {row: request for row, request in self._running.items() if request.params.return_routed_experts}
+        if self._routers is None or not asking or any(request.pictures.seen for request in asking.values()):
+            yield
+            return
+        num_rows, num_layers = self._num_rows, self._routers.num_layers
+        with self._routers.watching() as chosen:
+
+            def experts_of(row: int) -> NDArray[np.integer]:
+                passes = [chosen[start : start + num_layers] for start in range(0, len(chosen), num_layers)]
+                own = [
+                    torch.cat([layer.view(num_rows, -1, layer.shape[1])[row] for layer in layers], dim=1)
+                    for layers in passes
+                    if len(layers) == num_layers
+                ]
+                return torch.cat(own).cpu().numpy()
+
+            for row, request in asking.items():
+                request.experts_so_far = partial(experts_of, row)
+            yield
 
     @contextmanager
     def _begun(self, first: Request, input_ids: Tensor) -> Iterator[dict[str, Any]]:

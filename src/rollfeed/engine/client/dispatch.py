@@ -244,8 +244,10 @@ class Dispatcher:
             worker.address,
             request.path,
             request.body,
-            # A mask has as many ids a token as the vocabulary at most.
-            most_bytes=LARGEST_BODY_BYTES if params.return_sampling_mask else most_bytes,
+            # A mask has as many ids a token as the vocabulary at most; experts are as many as the model has layers.
+            most_bytes=LARGEST_BODY_BYTES
+            if params.return_sampling_mask or params.return_routed_experts
+            else most_bytes,
             events=request.answer.take,
             headers=self._routing_headers(flight.affinity),
             is_router=self._parts.pool.is_behind_router,

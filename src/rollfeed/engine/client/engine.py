@@ -31,6 +31,7 @@ from rollfeed.types import (
     FinishReason,
     FolderUpdate,
     Picture,
+    RoutedExperts,
     SamplingMask,
     SamplingParams,
     TensorUpdate,
@@ -318,6 +319,7 @@ class ServerEngine(Engine):
             sampling_mask=SamplingMask.joined([part.sampling_mask for part in parts if part.sampling_mask])
             if flight.params.return_sampling_mask
             else None,
+            routed_experts=RoutedExperts.joined(part.routed_experts for part in parts),
         )
 
     async def _text(self, flight: Flight, token_ids: NDArray[np.int32]) -> str:

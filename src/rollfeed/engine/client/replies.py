@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineProtocolError
-from rollfeed.types import FinishReason, SamplingMask, SeenPicture, VersionSpan
+from rollfeed.types import FinishReason, RoutedExperts, SamplingMask, SeenPicture, VersionSpan
 
 T = TypeVar("T")
 _MOST = 1 << 40
@@ -43,6 +43,8 @@ class Reply(NamedTuple):
     """Where tokens were made of it, since the server told none."""
     seen_pictures: tuple[SeenPicture, ...] | None = None
     """By its word; None where it says nothing of them."""
+    routed_experts: RoutedExperts | None = None
+    """Of all tokens of what was sent and sampled but the last one; None where the server tells none."""
     is_exact: bool = True
     """Whether the tokens and logprobs are those sampled, so that another try can go on from them."""
 

@@ -102,6 +102,7 @@ class LaunchedModel(NamedTuple):
     context_length: int
     trust_remote_code: bool = False
     weights_transport: str = "disk"
+    returns_experts: bool = False
     lora: LoraSettings | None = None
 
     @property
@@ -225,6 +226,8 @@ def _flags(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, gpu
         flags[kind.context] = model.context_length
     if model.trust_remote_code:
         flags["trust-remote-code"] = True
+    if model.returns_experts:
+        flags["enable-return-routed-experts"] = True
     if len(gpus) > 1:
         flags[kind.parallel] = len(gpus)
     if settings.colocate:

@@ -113,11 +113,14 @@ def parse_generate(body: Any, *, tokenizer: Tokenizer, context_length: int, most
     rids = request_ids(rid, size)
     logprobs = _spread(body, "return_logprob", bool, size, False)
     masks = _spread(body, "return_sampling_mask", bool, size, False)
+    routed = _spread(body, "return_routed_experts", bool, size, False)
     starts = _spread(body, "logprob_start_len", int, size, -1)
     jobs: list[ServerJob] = []
     for index, prompt_ids in enumerate(prompts):
         score_from = _score_from(starts[index], len(prompt_ids)) if logprobs[index] else None
         sampling = _with_mask(samplings[index]) if masks[index] else samplings[index]
+        if routed[index]:
+            sampling = replace(sampling, params=replace(sampling.params, return_routed_experts=True))
         jobs += make_jobs(prompt_ids, sampling, rid=rids[index], return_logprob=logprobs[index], score_from=score_from)
     return GenerateCall(jobs=jobs, is_single=not is_batch and len(jobs) == 1, stream=body.get("stream") is True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,8 @@ def generate_reply(answer: RunningJob, *, weight_version: str, versions: WeightV
         meta["output_token_sampling_mask"] = [each.tolist() for each in mask.split()]
         meta["output_token_sampling_logprobs"] = completion.logprobs.tolist()
         meta["output_token_sampling_mask_length"] = len(completion.token_ids)
+    if (routed := completion.routed_experts) is not None:
+        meta["routed_experts"] = base64.b64encode(routed.numbers.astype("<i4").tobytes()).decode()
     if completion.finish_reason.kind is not FinishKind.ABORT:
         meta["response_sent_to_client_ts"] = time.time()
     return {"text": completion.text, "output_ids": completion.token_ids.tolist(), "meta_info": meta}

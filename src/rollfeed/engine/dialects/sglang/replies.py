@@ -19,7 +19,7 @@ from rollfeed.engine.client.replies import Reply, decoded
 from rollfeed.engine.client.versions import NamedSpan, read_spans, version_number
 from rollfeed.engine.http import Failure, TryFailedError
 from rollfeed.errors import EngineProtocolError
-from rollfeed.types import FinishKind, FinishReason, SamplingMask, SeenPicture
+from rollfeed.types import FinishKind, FinishReason, RoutedExperts, SamplingMask, SeenPicture
 
 
 class _Token(msgspec.Struct, array_like=True, gc=False):
@@ -54,6 +54,8 @@ class _Meta(msgspec.Struct, gc=False):
     weight_versions: list[NamedSpan] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     output_token_sampling_logprobs: list[float] | None = None
+    routed_experts: bytes | None = None
+    """Base64 of int32."""
     pictures: list[_Seen] | None = None
     """Of the embedded server, which alone tells."""
 
@@ -181,7 +183,23 @@ def _reply(
         seen_pictures=None
         if meta.pictures is None
         else tuple(SeenPicture(each.content_hash, each.start, each.end) for each in meta.pictures),
+        routed_experts=_routed_experts(meta, len(token_ids)),
     )
+
+
+def _routed_experts(meta: _Meta, num_sampled: int) -> RoutedExperts | None:
+    if meta.routed_experts is None or not num_sampled:
+        return None
+    num_tokens = (meta.prompt_tokens or 0) + num_sampled - 1
+    if num_tokens < 1 or not meta.routed_experts or len(meta.routed_experts) % (4 * num_tokens):
+        raise EngineProtocolError(
+            f"reply to /generate: routed_experts has {len(meta.routed_experts)} bytes, no number of int32 for each of "
+            f"{num_tokens} tokens"
+        )
+    try:
+        return RoutedExperts.of(np.frombuffer(meta.routed_experts, "<i4").reshape(num_tokens, -1))
+    except ValueError as error:
+        raise EngineProtocolError(f"reply to /generate: {error}") from None
 
 
 def _finish_reason(finish: _Finish) -> FinishReason:

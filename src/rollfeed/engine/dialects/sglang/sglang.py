@@ -360,8 +360,8 @@ def _encoded(flight: Flight, *, by_version: bool, adapter: str | None) -> bytes:
         body["extra_key"] = str(flight.policy_version)
     if adapter is not None:
         body["lora_path"] = adapter
-    if flight.params.return_sampling_mask:
-        body["return_sampling_mask"] = True
+    returned = ("return_sampling_mask", "return_routed_experts")
+    body |= {name: True for name in returned if getattr(flight.params, name)}
     if flight.shown is not None:
         body["image_data"] = flight.shown.data_uris
     return _ENCODER.encode(body)
