@@ -64,13 +64,15 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     grader = CodeGrader(sandboxes=sandboxes, limits=limits)
     turns = asyncio.Semaphore(arguments.at_once)
 
-    faults: list[str] = []
+    faults, ungraded = list[str](), Counter[str]()
 
     async def grade(program: str, number: int) -> str:
         label = {"inputs": [str(number)], "outputs": [str(number * number)]}
         verdict = await grader(f"```python\n{program}\n```", label, {})
         if verdict.reward != 1.0 and "process_time" in program:
             faults.append(verdict.detail)
+        if verdict.reward is None:
+            ungraded[verdict.detail] += 1
         return "ungraded" if verdict.reward is None else "right" if verdict.reward == 1.0 else "wrong"
 
     async def grade_right(number: int) -> str:
@@ -90,6 +92,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "right_programs": dict(right),
         "faults": faults,
+        "ungraded": dict(ungraded),
         "goal": {"right": arguments.programs, "met": right["right"] == arguments.programs},
         "neighbours": {name: dict(verdicts) for name, verdicts in neighbours.items()},
         "cpu_seconds_each": arguments.cpu_seconds,

@@ -17,6 +17,7 @@ import pytest
 
 from rollfeed import app
 from rollfeed.app.verifying import Recounted, restore_run, verify_run
+from rollfeed.base.atomic import seal_folder
 from rollfeed.cli.main import main
 from rollfeed.config import RolloutConfig
 from rollfeed.errors import RunDirectoryError
@@ -216,11 +217,30 @@ async def test_x40_a_run_is_taken_back_and_made_again_and_nothing_is_lost(
     with RunReader(run) as reader:
         assert reader.step_numbers() == tuple(range(0 if step is None else step + 1))
         assert reader.status() == "failed"
+    assert found_in(run) == []  # before it is gone on with, too
     await make(run)
     assert found_in(run) == []
     assert [file.read_bytes() for file in sorted((run / "batches").iterdir())] == [
         file.read_bytes() for file in sorted((made / "batches").iterdir())
     ]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "settings.json"])
+def test_x40_what_the_journal_says_as_well_is_written_anew_by_a_restore(run: Path, name: str, capsys) -> None:
+    flip(run / name)
+    assert main(["verify", str(run)]) == 1
+    said = capsys.readouterr().out
+    assert f"--restore {NUM_STEPS - 1}" in said
+    assert "files of steps are damaged" not in said  # they are not, and are linted
+    assert main(["verify", str(run), "--restore", str(NUM_STEPS - 1)]) == 0
+    assert found_in(run) == []
+
+
+def test_x40_a_run_that_failed_between_a_commit_and_its_line_of_metrics_has_no_findings(run: Path) -> None:
+    restore_run(run, 2)  # which makes it a failed one
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
+    assert found_in(run) == []
 
 
 def test_x40_a_run_is_not_taken_back_to_what_is_damaged_not_there_or_worked_on(run: Path) -> None:
@@ -264,6 +284,20 @@ def test_x40_checkpoints_and_the_model_have_digests(tmp_path: Path) -> None:
                 read_state(folder)
         file.write_bytes(content)
     assert torch.equal(read_state(folder).tensors["model/weight"], state.tensors["model/weight"])
+
+
+def test_x40_a_damaged_checkpoint_is_set_aside_and_the_one_before_stays(run: Path) -> None:
+    for step in (1, 3):
+        folder = run / "checkpoints" / f"step-{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "state.bin").write_bytes(bytes(64))
+        seal_folder(folder)
+    flip(run / "checkpoints" / "step-000003" / "state.bin")
+    assert {name for _, name in found_in(run)} == {"checkpoints/step-000003/state.bin"}
+    aside = restore_run(run, 3)
+    assert [folder.name for folder in (run / "checkpoints").iterdir()] == ["step-000001"]
+    assert (aside / "checkpoints" / "step-000003" / "state.bin").exists()
+    assert found_in(run) == []
 
 
 def make_fifo(path: Path) -> None:

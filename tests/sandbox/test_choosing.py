@@ -247,3 +247,12 @@ async def test_x25_a_folder_that_programs_could_see_is_found_before_one_runs(
         with pytest.raises(ConfigError, match=f"files are visible: {seen}"):
             await start_sandboxes(scratch=tmp_path, private=private)
         assert os.listdir(seen) == []
+
+
+async def test_x25_files_of_a_trial_that_was_killed_go_at_the_next_start(tmp_path: Path) -> None:
+    for name in (".rollfeed-canary-old", ".rollfeed-canary-new", "other"):
+        (tmp_path / name).touch()
+    for name in (".rollfeed-canary-old", "other"):
+        os.utime(tmp_path / name, (0, 0))
+    await start_sandboxes(private=[tmp_path])
+    assert sorted(os.listdir(tmp_path)) == [".rollfeed-canary-new", "other"]  # another's trial

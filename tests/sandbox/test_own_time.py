@@ -33,7 +33,7 @@ def started(script: str) -> Iterator[int]:
     try:
         yield process.pid
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)  # all that it has started, too
         process.wait()
         process.stdout.close()
 
@@ -66,7 +66,7 @@ def test_x20_a_program_that_sleeps_takes_time_and_a_late_look_counts_little_of_i
 
 
 def test_x20_threads_and_descendants_count() -> None:
-    spin = "import threading\nthreading.Thread(target=lambda: any(iter(int, 1))).start()\nprint(flush=True)"
+    spin = "from threading import *\nThread(target=lambda: [n for n in iter(int, 1) if n]).start()\nprint(flush=True)"
     with started(f"{sys.executable} -S -c '{spin}' & wait") as pid:
         assert wants_core(pid)
     with started(

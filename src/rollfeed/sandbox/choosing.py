@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -27,6 +28,8 @@ _LEVELS = (IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES)
 _TOOLS = {IsolationLevel.BUBBLEWRAP: "bwrap", IsolationLevel.NAMESPACES: "unshare"}
 _OWN_PROCESSES = 2
 """A program and the first process of its namespace."""
+_CANARY, _CANARY_SECONDS = ".rollfeed-canary-", 600.0
+"""The name of a file that programs must not see, and the time after which nobody looks for it any more."""
 _LIMITS = ExecLimits(wall_seconds=20.0, memory_bytes=512 * 1024**2, max_processes=8)
 
 # Tries out what the isolation must prevent, and says what it could do.
@@ -112,11 +115,15 @@ async def _tried_containers(container: Container, *, max_running: int) -> Contai
 
 
 def _put_canaries(folders: Iterable[str | Path]) -> list[str]:
-    """Make a file in each folder that this process may write to."""
-    made = []
+    """Make a file in each folder that this process may write to; what killed processes have left there goes."""
+    made, oldest = [], time.time() - _CANARY_SECONDS
     for folder in dict.fromkeys(map(os.path.realpath, folders)):
+        for left in Path(folder).glob(f"{_CANARY}*"):
+            with suppress(OSError):
+                if left.lstat().st_mtime < oldest:
+                    left.unlink()
         with suppress(OSError):
-            file, path = tempfile.mkstemp(prefix=".rollfeed-canary-", dir=folder)
+            file, path = tempfile.mkstemp(prefix=_CANARY, dir=folder)
             os.close(file)
             made.append(path)
     return made

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,8 @@ class LocalSandbox:
     async def exec(self, command: Sequence[str], *, stdin: bytes = b"", limits: ExecLimits) -> ExecResult:
         if not command:
             raise SandboxError("the command is empty")
-        async with self._turns.take() as core, self._bounded(limits) as temporary:
+        bounded = nullcontext() if self._mounts is None else self._mounts.bounded(self._folder, limits)
+        async with self._turns.take() as core, bounded as temporary:
             group = await asyncio.to_thread(self._make_group, limits)
             try:
                 run = partial(self._run, group=group, core=core, temporary=temporary)
@@ -70,17 +71,6 @@ class LocalSandbox:
             finally:
                 if group is not None:
                     await uncancelled(asyncio.to_thread(group.remove))
-
-    @asynccontextmanager
-    async def _bounded(self, limits: ExecLimits) -> AsyncIterator[Path | None]:
-        """Bound the file system of the folder, and return a new one for what is temporary, where they are ours."""
-        if self._mounts is None:
-            yield None
-            return
-        with suppress(OSError):  # it holds more already, of an earlier program: then it stays as it is
-            await self._mounts.bound(self._folder, num_bytes=limits.max_file_bytes, num_files=limits.max_files)
-        async with self._mounts.temporary(self._folder.parent, limits) as temporary:
-            yield temporary
 
     async def _run(
         self,

@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -50,26 +50,24 @@ class OwnMounts:
         options = f"mode={mode:o}" + ("" if owner is None else f",uid={owner},gid={owner}")
         await self._do(partial(_mount, "tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, options))
 
-    async def bound(self, at: Path, *, num_bytes: int, num_files: int) -> None:
-        """Let a file system hold so much and no more. Raises OSError if it holds more already."""
-        options = f"size={num_bytes},nr_inodes={num_files + 1}"  # its folder is one
-        await self._do(partial(_mount, "tmpfs", at, None, _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, options))
-
     async def unmount(self, at: Path) -> None:
         """Let a file system go with all that it holds, as soon as no program has it. Raises OSError."""
         await self._do(lambda: _check(_libc().umount2(os.fsencode(at), _MNT_DETACH)))
 
     @asynccontextmanager
-    async def temporary(self, parent: Path, limits: ExecLimits) -> AsyncIterator[Path]:
-        """Make a folder with the folders ``tmp`` and ``shm``, which together hold what a program may write."""
-        at = parent / f"temporary-{os.urandom(6).hex()}"
+    async def bounded(self, folder: Path, limits: ExecLimits) -> AsyncIterator[Path]:
+        """Let the file system of a folder hold what a program may write, unless it holds more already.
+
+        Yields:
+            A folder beside it with the folders ``tmp`` and ``shm``, which together hold as much, and then go.
+
+        Raises:
+            SandboxError: If it cannot be made.
+        """
+        at = folder.parent / f"temporary-{os.urandom(6).hex()}"
         try:
-            await asyncio.to_thread(at.mkdir)
-            await self.mount(at, mode=0o755)
+            await self._do(partial(_bound, folder, at, limits))  # all at once: every call of a thread costs
             try:
-                for name in ("tmp", "shm"):
-                    await asyncio.to_thread(_make_shared, self.seen(at) / name)
-                await self.bound(at, num_bytes=limits.max_file_bytes, num_files=limits.max_files + 2)
                 yield at
             finally:
                 await self.unmount(at)
@@ -88,9 +86,16 @@ def find_own_mounts() -> OwnMounts | str:
         return str(error)
 
 
-def _make_shared(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o1777)
+def _bound(folder: Path, at: Path, limits: ExecLimits) -> None:
+    """Bound what a folder holds, and make the temporary folders at ``at``; in the thread that sees what is mounted."""
+    size, num_files = f"size={limits.max_file_bytes},nr_inodes=", limits.max_files + 1  # the top folder is one
+    with suppress(OSError):  # it holds more already, of an earlier program: then it stays as it is
+        _mount("tmpfs", folder, None, _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, f"{size}{num_files}")
+    at.mkdir()
+    _mount("tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=755,{size}{num_files + 2}")
+    for name in ("tmp", "shm"):
+        (at / name).mkdir()
+        (at / name).chmod(0o1777)
 
 
 def _leave_namespace() -> int:

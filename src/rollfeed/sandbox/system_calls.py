@@ -3,7 +3,8 @@
 Refused is what reaches far into the kernel and no answer needs: namespaces, mounts, io_uring, keys, shared memory and
 messages of System V, looking into other processes, modules, clocks; sockets but those of Unix, of the internet and of
 routing; memory outside of every folder's size (``memfd_create``) and the reservation of disk (``fallocate``). Calls
-that are newer than the table are refused, too.
+that are newer than the table are refused, too. To give up one's share of the cores does nothing: a program could have
+it so that it is never run, which is no fault of a program.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _MISSING: dict[str, tuple[int, int]] = {
     "clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "userfaultfd": (323, 282), "memfd_create": (319, 279),
 }  # fmt: skip
+_SETPRIORITY = (141, 140)
 _FALLOCATE, _CLONE, _UNSHARE, _SOCKET = (285, 47), (56, 220), (272, 97), (41, 198)
 _FIRST_UNKNOWN = 463
 """From here on calls are newer than this table."""
@@ -72,6 +74,7 @@ def seccomp_filter(machine: str = "") -> bytes:
     for numbers in _MISSING.values():
         code += _if(_JUMP_IF_EQUAL, numbers[place], errno.ENOSYS)
     code += _if(_JUMP_IF_EQUAL, _FALLOCATE[place], errno.EOPNOTSUPP)  # then the C library writes instead
+    code += _if(_JUMP_IF_EQUAL, _SETPRIORITY[place], 0)
     for row in _REFUSED.values():
         number = row[place]
         if number is not None:

@@ -110,7 +110,7 @@ class MetricsFile:
 def metrics_problem(path: Path, committed: Iterable[StepRecord], *, is_ended: bool) -> str | None:
     """Return why metrics.jsonl is not what the accounts say; None if it is.
 
-    Where the run has not ended, the last line may be missing: a kill can come before it.
+    Where the run has not ended, the last line may be missing: a kill, or a full disk, can come before it.
     """
     try:
         with open_regular(path) as file:

@@ -55,7 +55,7 @@ async def test_the_verdict_of_a_known_case(case: dict[str, Any], monkeypatch: py
         assert case["expected"]["min"] <= verdict.reward <= case["expected"]["max"]
     else:
         assert verdict.reward == case["expected"], verdict.detail
-    assert seconds <= case["max_seconds"]
+    assert seconds <= case["max_seconds"] * limits.patience  # of which all may pass on a busy machine
     if "forbid_path" in case:
         assert not await asyncio.to_thread(os.path.exists, case["forbid_path"])
     assert set(own_children()) <= set(before)
@@ -216,6 +216,7 @@ class BusySandboxes:
 
     def __init__(self, num_starved: int) -> None:
         self.num_left, self.num_programs = num_starved, 0
+        self.patience: list[float] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[BusySandboxes]:
@@ -229,6 +230,7 @@ class BusySandboxes:
     async def exec(self, command: Sequence[str], *, stdin: bytes = b"", limits: ExecLimits) -> ExecResult:
         self.num_programs += 1
         self.num_left -= 1
+        self.patience.append(limits.patience)
         starved = self.num_left >= 0
         outcome, code = (ExecOutcome.STARVED, None) if starved else (ExecOutcome.EXITED, 0)
         return ExecResult(outcome=outcome, exit_code=code, stdout=b"5\n", stderr=b"", wall_seconds=60.0)
@@ -241,6 +243,7 @@ async def test_x20_a_program_without_its_share_is_run_again_and_then_ungraded(
     sandboxes = BusySandboxes(num_starved)
     verdict = await CodeGrader(sandboxes=sandboxes, limits=ExecLimits())(in_fence("print(5)"), SUM, {})
     assert (verdict.reward, sandboxes.num_programs) == (reward, num_programs)
+    assert sandboxes.patience == [10.0, 30.0][:num_programs]
     if reward is None:
         assert verdict.outcome is Outcome.ERROR
         assert "too busy" in verdict.detail

@@ -129,7 +129,7 @@ def _accounts_problem(reader: RunReader) -> str | None:
 def _metrics_problem(reader: RunReader) -> str | None:
     try:
         return metrics_problem(
-            reader.path / METRICS, reader.records(), is_ended=reader.run().status is not RunStatus.RUNNING
+            reader.path / METRICS, reader.records(), is_ended=reader.run().status is RunStatus.FINISHED
         )
     except RunDirectoryError:  # the accounts, which are told on their own
         return None

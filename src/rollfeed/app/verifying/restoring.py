@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollfeed.app.training.directory import checkpoint_folders
-from rollfeed.base.atomic import file_problem, replace_file, sync
+from rollfeed.base.atomic import file_problem, replace_file, sealed_problems, sync
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.journal import Journal, StepEntry
 from rollfeed.store.layout import (
@@ -26,8 +26,8 @@ from rollfeed.store.layout import (
 from rollfeed.store.lock import RunLock
 from rollfeed.store.run_directory import check_kept
 from rollfeed.store.states import StateFiles
-from rollfeed.store.step_log import read_records_of
-from rollfeed.store.vouching import Vouched
+from rollfeed.store.step_log import MetricsFile, read_records_of
+from rollfeed.store.vouching import Vouched, settings_text
 
 
 def restore_run(directory: Path, step: int | None) -> Path:
@@ -62,7 +62,7 @@ def _restore(directory: Path, journal: Journal, step: int | None) -> Path:
             f"{directory}: has no step {step} to go back to; `rollfeed show {directory}` lists them"
         )
     check_kept(directory, journal, kept)
-    read_records_of(directory / STEPS, kept, None)
+    records = read_records_of(directory / STEPS, kept, None)
     if kept:
         StateFiles(directory).read(kept[-1])
     aside = _new_folder(directory / SET_ASIDE)
@@ -79,6 +79,9 @@ def _restore(directory: Path, journal: Journal, step: int | None) -> Path:
     _move_trainer(directory, aside, step)
     for name in GROWING_FILES:
         _shorten(directory / name, name, journal.vouched(), kept)
+    # What the journal and the accounts say a second time.
+    MetricsFile(directory / METRICS, committed=records).close()
+    replace_file(directory / SETTINGS, lambda file: file.write(settings_text(journal.run().settings)))
     sync(directory)
     return aside
 
@@ -106,10 +109,13 @@ def _link(file: Path, copy: Path) -> None:
 
 
 def _move_trainer(directory: Path, aside: Path, step: int | None) -> None:
-    """Put away what comes of later steps than the one that is kept."""
+    """Put away what comes of later steps than the one that is kept, and checkpoints that are not as they were written.
+
+    That after the warm-up stays in any case: the steps were made from it.
+    """
     for folder in checkpoint_folders(directory):
         number = folder.name.removeprefix("step-")
-        if number.isdigit() and (step is None or int(number) > step):
+        if number.isdigit() and (step is None or int(number) > step or any(sealed_problems(folder).values())):
             (aside / folder.relative_to(directory)).parent.mkdir(exist_ok=True)
             folder.rename(aside / folder.relative_to(directory))
     for name in (MODEL, TURNS):

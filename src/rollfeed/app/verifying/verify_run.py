@@ -39,18 +39,17 @@ def verify_run(
         if lints and good:
             _lint(directory, found, on_progress)
         elif lints:
-            found.unchecked.append("masks and versions of samples: files of batches are damaged")
+            found.unchecked.append("masks and versions of samples: files of steps are damaged")
     return found
 
 
 def _check_files(reader: RunReader, found: Verification, on_progress: Callable[[Verification], None]) -> bool:
-    """Compare files; return whether all batches are as they were written."""
-    checked, broken, is_whole = set[str](), set[int](), True
+    """Compare files; return whether those of all steps are as they were written."""
+    checked, broken = set[str](), set[int]()
     for check in file_checks(reader):
         checked.add(check.name)
         if (problem := check.problem()) is not None:
             found.add(Recounted.BYTES, check.name, problem, step=check.step)
-            is_whole = False
             broken |= set() if check.step is None else {check.step}
         elif check.is_vouched:
             found.num_files += 1
@@ -68,7 +67,7 @@ def _check_files(reader: RunReader, found: Verification, on_progress: Callable[[
         if step in broken:
             break
         found.last_good = step
-    return is_whole
+    return not broken
 
 
 def _recount(reader: RunReader, found: Verification, on_progress: Callable[[Verification], None]) -> None:

@@ -28,6 +28,8 @@ MAX_CHARS = 100_000
 _MAX_EXTRACTED_CHARS = 4_000
 _OUTPUT_PER_EXPECTED = 8
 """Bytes for each expected character: digits of a float that was expected shorter, blanks, other alphabets."""
+_TIMES_PATIENCE = 3.0
+"""With a program that the machine was too busy for: the same wait would find it as busy."""
 
 
 class CodeGrader:
@@ -77,7 +79,7 @@ class CodeGrader:
         mode = ["stdin"] if function is None else ["call", function]
         result = await self._run(program, mode, test)
         if result.outcome is ExecOutcome.STARVED:  # of which the program cannot be at fault
-            result = await self._run(program, mode, test)
+            result = await self._run(program, mode, test, times_patience=_TIMES_PATIENCE)
         if result.outcome is ExecOutcome.STARVED:
             raise SandboxError(f"the machine is too busy to run a program: twice none in {result.wall_seconds:.0f} s")
         failure = _failure(result, self._limits)
@@ -88,19 +90,22 @@ class CodeGrader:
         fault = "" if right else f"wrong answer {output.strip()!r:.100}, expected {test.expected!r:.100}"
         return fault, result.own_seconds
 
-    async def _run(self, program: str, mode: Sequence[str], test: CodeTest) -> ExecResult:
+    async def _run(
+        self, program: str, mode: Sequence[str], test: CodeTest, *, times_patience: float = 1.0
+    ) -> ExecResult:
         # One for each test: what a program leaves behind must not fail the next test, nor its sandbox.
         async with self._sandboxes.open() as sandbox:
             await sandbox.write("runner.py", _runner_source())
             await sandbox.write("solution.py", program.encode(errors="replace"))
             command = ["python3", "-I", "-S", "runner.py", *mode]
-            return await sandbox.exec(command, stdin=test.stdin.encode(errors="replace"), limits=self._for(test))
+            limits = self._for(test, times_patience)
+            return await sandbox.exec(command, stdin=test.stdin.encode(errors="replace"), limits=limits)
 
-    def _for(self, test: CodeTest) -> ExecLimits:
+    def _for(self, test: CodeTest, times_patience: float) -> ExecLimits:
         """Return the limits with room for an answer that is itself long."""
         expected = test.expected if isinstance(test.expected, str) else json.dumps(test.expected)
         room = max(self._limits.max_output_bytes, _OUTPUT_PER_EXPECTED * len(expected))
-        return replace(self._limits, max_output_bytes=room)
+        return replace(self._limits, max_output_bytes=room, patience=times_patience * self._limits.patience)
 
 
 class InTurns:
