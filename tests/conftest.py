@@ -10,8 +10,12 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import rollfeed.engine.local  # noqa: F401 - before torch, which it tells not to spin on a busy machine
+
+settings.register_profile("untimed", settings(deadline=None))  # a busy machine fails no test
+settings.load_profile("untimed")
 
 SLOW = ("integration", "benchmarks", "app", "cli", "engine", "training", "sandbox")
 """Folders whose files are begun first: a process that begins a long one last ends alone."""
