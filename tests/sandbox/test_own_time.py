@@ -33,7 +33,7 @@ def started(script: str) -> Iterator[int]:
     try:
         yield process.pid
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # all that it has started, too
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
 
@@ -65,9 +65,12 @@ def test_x20_a_program_that_sleeps_takes_time_and_a_late_look_counts_little_of_i
         assert clock.seconds == pytest.approx(0.2)
 
 
-def test_x20_threads_and_descendants_count() -> None:
-    spin = "from threading import *\nThread(target=lambda: [n for n in iter(int, 1) if n]).start()\nprint(flush=True)"
-    with started(f"{sys.executable} -S -c '{spin}' & wait") as pid:
+def test_x20_threads_and_descendants_count(tmp_path: Path) -> None:
+    spin = tmp_path / "spin.py"
+    spin.write_text(
+        "import threading\ndef spin():\n while True: pass\nthreading.Thread(target=spin).start()\nprint(flush=True)"
+    )
+    with started(f"{sys.executable} -S {spin} & wait") as pid:
         assert wants_core(pid)
     with started(
         "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; printf x; exec sleep 600 >/dev/null"
