@@ -44,6 +44,7 @@ TREES: dict[str, dict[str, Any]] = {
     "plain": COMMON,
     "trained": {**COMMON, "train": {}},
     "adapter": {**COMMON, "train": {"lora": {}}},
+    "experts": {**COMMON, "sampling": {"return_routed_experts": True}},
     "partial": {**COMMON, "rollout": {"mode": "partial", "mask_offpolicy_in_partial_rollout": True}},
     "over-sampled": {**COMMON, "rollout": {"over_sampling_batch_size": 8}},
     "async": {**COMMON, "rollout": {"mode": "async"}},

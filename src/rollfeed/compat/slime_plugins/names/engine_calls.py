@@ -26,7 +26,7 @@ from rollfeed.types import (
     SamplingParams,
 )
 
-_PARAMS = {each.name for each in fields(SamplingParams)} - {"seed", "return_sampling_mask"}
+_PARAMS = {each.name for each in fields(SamplingParams)} - {"seed", "return_sampling_mask", "return_routed_experts"}
 _WITHOUT_EFFECT = {"custom_params": None, "n": 1, "ignore_eos": False, "sampling_seed": None}
 """Keys of ``sampling_params`` that may be there with that value, or are read elsewhere."""
 _TIMEOUT_SECONDS = 120.0
