@@ -42,7 +42,7 @@ TREES: dict[str, dict[str, Any]] = {
         },
     },
     "plain": COMMON,
-    "trained": {**COMMON, "train": {}},
+    "trained": {**COMMON, "train": {"export_interval": 10}},
     "adapter": {**COMMON, "train": {"lora": {}}},
     "experts": {**COMMON, "sampling": {"return_routed_experts": True}},
     "partial": {**COMMON, "rollout": {"mode": "partial", "mask_offpolicy_in_partial_rollout": True}},

@@ -40,6 +40,7 @@ from rollfeed.evaluation import (
     outcomes_of_answers,
     outcomes_of_record,
     policy_versions,
+    score_names,
     summarise,
 )
 from rollfeed.pipeline import GroupPlan, Observers
@@ -137,7 +138,7 @@ def prepare_evaluation(
 def prepare_run_evaluation(spec: RunSpec, model: Model) -> PreparedEvaluation:
     """Read and check the sets of a run's ``[eval]``, as :func:`prepare_evaluation`."""
     settings = spec.settings
-    return prepare_evaluation(
+    prepared = prepare_evaluation(
         settings.eval,
         config=settings,
         tokenizer=model.tokenizer,
@@ -146,6 +147,10 @@ def prepare_run_evaluation(spec: RunSpec, model: Model) -> PreparedEvaluation:
         no_images=no_images_of(settings.engine, model),
         picture_input=model.picture_input,
     )
+    best, names = settings.train.export_best, score_names(prepared.sets)
+    if best is not None and best not in names:
+        raise ConfigError(f"train.export_best = {best!r}: evaluations have no such number, but {', '.join(names)}")
+    return prepared
 
 
 def as_in_set(config: RolloutConfig, plan: SetPlan) -> RolloutConfig:

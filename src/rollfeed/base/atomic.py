@@ -135,8 +135,9 @@ def file_problem(path: Path, expected: Digest, *, is_whole: bool = True) -> str 
 
 
 def seal_folder(folder: Path) -> None:
-    """Put a file into a folder that has the digests of all others in it."""
-    digests = {path.name: digest_of(path) for path in folder.iterdir()}
+    """Put a file into a folder that has the digests of all others below it."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path != folder / DIGESTS)
+    digests = {str(path.relative_to(folder)): digest_of(path) for path in paths}
     (folder / DIGESTS).write_text(_sealed(digests), encoding="utf-8")
 
 

@@ -236,6 +236,7 @@ def run_view(reader: RunReader, *, step: int | None) -> dict[str, Any]:
             for each in steps
         ],
         "eval": eval_view(reader.evaluations()),
+        "exports": reader.exports(),
         "totals": asdict(totals),
         "ledger": asdict(reader.ledger()),
         "advice": [asdict(each) for each in run_advice(reader)],

@@ -108,9 +108,15 @@ def _run_lines(reader: RunReader) -> Iterator[str]:
     found = [(words, by_key.get(key)) for key, words in _SETTINGS]
     yield ", ".join(f"{words} {value}" for words, value in found if value is not None)
     yield from (f"changed {change}" for change in reader.changes())
+    if exports := reader.exports():
+        yield f"exports {', '.join(f'{name}{_facts_text(facts)}' for name, facts in exports.items())}"
     isolation = reader.isolation()
     if isolation is not None:
         yield str(isolation)
+
+
+def _facts_text(facts: Mapping[str, float]) -> str:
+    return f" ({', '.join(f'{name} {round(value, 4)}' for name, value in facts.items())})" if facts else " (damaged)"
 
 
 def _print_steps(to: Console, steps: Sequence[StepRecord], by_step: Mapping[int, Mapping[str, Any]]) -> None:

@@ -215,6 +215,8 @@ class Settings(RolloutConfig):
                 "engine.launch.colocate: servers have no time to give up their memory with rollout.mode = 'async': set "
                 "another mode, or colocate = false"
             )
+        if self.train.export_best is not None and not self.eval.has_sets:
+            yield "train.export_best goes by evaluations: add [[eval.datasets]] or [[eval.environments]], or remove it"
         yield from self._cluster_problems()
         if self.max_context_length > self.engine.context_length:
             yield (

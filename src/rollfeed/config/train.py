@@ -321,6 +321,16 @@ class TrainSettings(Section):
     """Batches between two evaluations on the sets of `[eval]`; there is one before the first batch and one after the
     last anyway.
     """
+    export_interval: Free[int] = Field(default=0, ge=0, le=1_000_000)
+    """Batches between two exports of the model, in Hugging Face layout as `model/` is in the end, to
+    `exports/step-000120` in the run directory after 120 batches; 0 exports at the end only.
+    """
+    num_exports_kept: Free[int | None] = Field(default=None, ge=1, le=1_000_000)
+    """Of those, the newest that stay; by default all."""
+    export_best: Free[str | None] = Field(default=None, min_length=1)
+    """`accuracy`, the mean over the sets of `[eval]`, or a number of one set as trackers name it, such as
+    `eval/gsm8k/accuracy`: the model of the evaluation with the highest is in `exports/best`.
+    """
     on_non_finite: Free[NonFinitePolicy] = Field(default=NonFinitePolicy.STOP, strict=False)
     """A loss or gradient that is not finite ends the run (`stop`) or leaves out the update (`skip`), which changes
     nothing in both cases; earlier updates of the same batch have been made.
@@ -342,6 +352,8 @@ class TrainSettings(Section):
             raise ValueError("activation_offload = true has no effect without activation_checkpointing = true: set it")
         if self.routing_replay and self.compile:
             raise ValueError("routing_replay = true looks into routers while they compute: set compile = false")
+        if self.num_exports_kept is not None and not self.export_interval:
+            raise ValueError("num_exports_kept has no effect with export_interval = 0: raise it, or leave it out")
         if self.optimizer.offload and self.num_processes > 1:
             raise ValueError(
                 "optimizer.offload = true is for num_processes = 1: several have a part of the moments each"

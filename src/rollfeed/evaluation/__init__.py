@@ -16,6 +16,8 @@ from rollfeed.evaluation.results import (
     answers_table,
     is_right,
     log_record,
+    score_names,
+    scores_of_record,
     summarise,
 )
 from rollfeed.evaluation.running import AnswerGroup, EvalProgress, NamedEndpoint, answer_sets, policy_versions
@@ -55,6 +57,8 @@ __all__ = [
     "outcomes_of_record",
     "plan_set",
     "policy_versions",
+    "score_names",
+    "scores_of_record",
     "summarise",
     "without_repeats",
 ]

@@ -127,6 +127,26 @@ class EvalResult:
         }
 
 
+def score_names(sets: Sequence[EvalSet]) -> list[str]:
+    """Return the names of the numbers of an evaluation that are the higher, the better."""
+    names = ["accuracy"]
+    for each in sets:
+        ks = powers_of_two(each.plan.n_samples_per_prompt)
+        numbers = ["accuracy", "reward_mean", *(f"pass@{k}" for k in ks), *(f"pass^{k}" for k in ks)]
+        names += [f"eval/{each.name}/{number}" for number in numbers]
+    return names
+
+
+def scores_of_record(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that :func:`score_names` has, as a line of eval.jsonl has them; None is left out."""
+    found: dict[str, Any] = {"accuracy": record.get("accuracy")}
+    for name, numbers in record.get("sets", {}).items():
+        found |= {f"eval/{name}/{number}": numbers.get(number) for number in ("accuracy", "reward_mean")}
+        found |= {f"eval/{name}/pass@{k}": value for k, value in numbers.get("pass_at_k", {}).items()}
+        found |= {f"eval/{name}/pass^{k}": value for k, value in numbers.get("pass_hat_k", {}).items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def is_right(rollout: Rollout, *, reward_key: str | None, threshold: float) -> bool:
     """Whether a scored answer is right: as the grader says, else by its reward."""
     if rollout.verdict is not None and rollout.verdict.correct is not Correct.UNDEFINED:

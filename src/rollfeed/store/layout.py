@@ -10,6 +10,8 @@
     train.jsonl, eval.jsonl      a line a batch trained on, and a line an evaluation, if the run trains
     checkpoints/step-000009/     the trainer after that batch
     model/                       the trained model in Hugging Face layout, when the run is finished
+    exports/step-000120/         the same after 120 batches, and what was found of it in export.json
+    exports/best/                the same after the best evaluation
     curve.png, curve.html        the curves, drawn anew after every evaluation
     warm-up.jsonl                a line a measurement of the warm-up, if the run has one
     checkpoints/warm-up/         the trainer after it
@@ -30,12 +32,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from rollfeed.base.atomic import DIGESTS
+from rollfeed.base.atomic import DIGESTS, open_regular
 from rollfeed.logs import RUN_LOGS
 from rollfeed.model_files import BESIDE_WEIGHTS
 
@@ -45,6 +49,7 @@ SETTINGS = "settings.json"
 ISOLATION = "isolation.json"
 TRAIN_LOG, EVAL_LOG, CHECKPOINTS = "train.jsonl", "eval.jsonl", "checkpoints"
 WARM_UP_LOG, WARM_UP, MODEL = "warm-up.jsonl", "warm-up", "model"
+EXPORTS, BEST, EXPORT_FILE, ADAPTER = "exports", "best", "export.json", "adapter"
 GROWING_FILES = (TRAIN_LOG, EVAL_LOG, WARM_UP_LOG)
 """What a trainer appends to while steps are made."""
 TURNS = "turns.log"
@@ -57,12 +62,13 @@ PICTURES = "pictures"
 _STATE_NAMES = rf"trainer\.safetensors|trainer\.json|{re.escape(DIGESTS)}"
 _MODEL_NAMES = re.compile(
     "|".join(f"[^/]*{re.escape(each[1:])}" for each in (*BESIDE_WEIGHTS, "*.safetensors"))
-    + "|additional_chat_templates/[^/]*"
+    + rf"|(?:additional_chat_templates|{ADAPTER})/[^/]*"
 )
 _OWN_NAMES = {
     CHECKPOINTS: re.compile(rf"\.?(?:step-\d{{6,}}|{WARM_UP})(?:\.tmp)?/(?:{_STATE_NAMES})"),
     MODEL: _MODEL_NAMES,
     f".{MODEL}.tmp": _MODEL_NAMES,
+    EXPORTS: re.compile(rf"\.?(?:step-\d{{6,}}|{BEST})(?:\.tmp)?/(?:{_MODEL_NAMES.pattern})"),
     SERVERS: re.compile(r"\d+\.log"),
     PICTURES: re.compile(r"\.?[0-9a-f]{64}\.\w+(?:\.tmp)?"),
 }
@@ -76,6 +82,7 @@ BATCHES, DROPPED, TIMINGS, STATES = "batches", "dropped", "timings", "states"
 STEP_FOLDERS = (BATCHES, DROPPED, TIMINGS, STATES)
 
 _STEP_FILE = re.compile(r"step-(\d{6,})\.(?:parquet|state)")
+_EXPORT = re.compile(r"step-(\d{6,})")
 _TEMPORARY_STEP_FILE = re.compile(r"\.step-\d{6,}\.(?:parquet|state)\.tmp")
 _TEMPORARY_FILES = frozenset(
     {f".{name}.tmp" for name in (SETTINGS, ISOLATION, METRICS, JOURNAL, TURNS)}
@@ -86,6 +93,28 @@ _TEMPORARY_FILES = frozenset(
 def step_file(directory: Path, folder: str, step: int) -> Path:
     """Return where a step's file of one kind is."""
     return directory / folder / f"step-{step:06d}.{'state' if folder == STATES else 'parquet'}"
+
+
+def export_folders(directory: Path) -> list[Path]:
+    """Return where models of a training are that was not at its end, those of steps in order."""
+    found = sorted((directory / EXPORTS).glob("*"), key=lambda path: (len(path.name), path.name))
+    steps = [path for path in found if _EXPORT.fullmatch(path.name)]
+    return [*steps, *(path for path in found if path.name == BEST)]
+
+
+def exported_step(folder: Path) -> int:
+    """Return the number of batches that the model in an export has been trained on; -1 where it does not say."""
+    match = _EXPORT.fullmatch(folder.name)
+    return int(match[1]) if match else export_facts(folder).get("step", -1)
+
+
+def export_facts(folder: Path) -> dict[str, Any]:
+    """Return the ``step`` of an export, and the number that was found of it, by name; empty where that is damaged."""
+    with suppress(OSError, ValueError), open_regular(folder / EXPORT_FILE) as file:
+        facts = json.load(file)
+        if isinstance(facts, dict) and isinstance(facts.get("step"), int):
+            return {name: value for name, value in facts.items() if isinstance(value, int | float)}
+    return {}
 
 
 def may_precede_journal(name: str) -> bool:

@@ -18,7 +18,19 @@ from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store.journal import Journal, RunRecord, RunStatus, SettingChange, StepEntry
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import BATCHES, DROPPED, EVAL_LOG, ISOLATION, JOURNAL, STATES, STEPS, TIMINGS, TRAIN_LOG
+from rollfeed.store.layout import (
+    BATCHES,
+    DROPPED,
+    EVAL_LOG,
+    ISOLATION,
+    JOURNAL,
+    STATES,
+    STEPS,
+    TIMINGS,
+    TRAIN_LOG,
+    export_facts,
+    export_folders,
+)
 from rollfeed.store.lock import is_held
 from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import (
@@ -134,6 +146,10 @@ class RunReader:
             RunDirectoryError: If the file cannot be read.
         """
         return tuple(self._records(EVAL_LOG, is_evaluation_record))
+
+    def exports(self) -> dict[str, dict[str, Any]]:
+        """Return the ``step`` of each model in exports/, and the number that was found of it; by its folder's name."""
+        return {folder.name: export_facts(folder) for folder in export_folders(self.path)}
 
     def updates(self) -> dict[int, dict[str, Any]]:
         """Return the figures of each batch that was trained on, by its step; none where the run does not train.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.atomic import DIGESTS
 from rollfeed.model_files import (
     BESIDE_WEIGHTS,
     INDEX_FILE,
@@ -23,7 +24,7 @@ from rollfeed.model_files import (
 from rollfeed.weights.serving import ServingForm
 
 _MORE_TEMPLATES = "additional_chat_templates"
-_OF_OTHER_WEIGHTS = ("*.index.json", "adapter_config.json")
+_OF_OTHER_WEIGHTS = ("*.index.json", "adapter_config.json", DIGESTS, "export.json")
 """Small files that speak of weights that are not written along."""
 _METADATA = {"format": "pt"}
 """What loaders ask of a file: names and layout are PyTorch's."""

@@ -115,6 +115,7 @@ def test_columns_that_a_file_has_not_are_not_named(tmp_path: Path) -> None:
         ("--rollout-shuffle --rollout-seed=7", "seed", 7),
         ("--use-tensorboard --use-wandb", "tracking.trackers", ["wandb", "tensorboard"]),
         ("--use-wandb --wandb-project demo", "tracking.project", "demo"),
+        ("--save-interval 20 --save-hf /models/{rollout_id}", "train.export_interval", 20),
     ],
 )
 def test_flags_become_the_settings_that_mean_the_same(flags: str, key: str, expected: Any) -> None:

@@ -12,20 +12,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollfeed.base.atomic import replace_file, replace_folder
+from rollfeed.base.atomic import replace_file, replace_folder, seal_folder
 from rollfeed.config import RunSpec, Settings
 from rollfeed.errors import RunFailedError
 from rollfeed.model_files import CONFIG_FILE
 from rollfeed.report import Curves, curves_of
 from rollfeed.store import RunDirectory, RunReader, RunStatus
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import CHECKPOINTS, EVAL_LOG, JOURNAL, METRICS, MODEL, TRAIN_LOG, WARM_UP, holds_training
+from rollfeed.store.layout import (
+    ADAPTER,
+    CHECKPOINTS,
+    EVAL_LOG,
+    EXPORT_FILE,
+    JOURNAL,
+    METRICS,
+    MODEL,
+    TRAIN_LOG,
+    WARM_UP,
+    holds_training,
+)
 from rollfeed.weights import write_checkpoint
 
 if TYPE_CHECKING:
     from rollfeed.app.training.remote_trainer import RunTrainer
 
-ADAPTER = "adapter"
 _NUM_KEPT = 2
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})")
 
@@ -96,12 +106,20 @@ def save_warm_up(trainer: RunTrainer, out: Path) -> None:
     trainer.save(out / CHECKPOINTS / WARM_UP)
 
 
-def export_model(trainer: RunTrainer, out: Path, *, checkpoint: Path, chat_template: str | None = None) -> None:
+def export_model(
+    trainer: RunTrainer,
+    out: Path,
+    *,
+    checkpoint: Path,
+    chat_template: str | None = None,
+    name: str = MODEL,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Write the trained model as a folder in Hugging Face layout, which every command takes as ``model.checkpoint``.
 
     An adapter that was trained is merged there, and in a folder ``adapter`` of its own, in peft's layout. Configuration
     and tokenizer are copied from ``checkpoint``, which the model was loaded from, and the chat template
-    from the file ``chat_template``, where there is one.
+    from the file ``chat_template``, where there is one. With ``about``, that and digests are in files beside them.
 
     Raises:
         RunFailedError: If the disk does not take it.
@@ -117,11 +135,14 @@ def export_model(trainer: RunTrainer, out: Path, *, checkpoint: Path, chat_templ
             adapter.write_adapter(folder / ADAPTER, base=checkpoint)
         if chat_template is not None:
             shutil.copyfile(chat_template, folder / "chat_template.jinja")
+        if about is not None:
+            (folder / EXPORT_FILE).write_text(json.dumps(about) + "\n", encoding="utf-8")
+            seal_folder(folder)
 
     try:
-        replace_folder(out / MODEL, write)
+        replace_folder(out / name, write)
     except OSError as error:
-        raise RunFailedError(f"{out / MODEL}: the trained model cannot be written: {error}") from error
+        raise RunFailedError(f"{out / name}: the trained model cannot be written: {error}") from error
 
 
 def directory_problem(spec: RunSpec, out: Path, *, overwrite: bool) -> str | None:

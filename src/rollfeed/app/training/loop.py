@@ -27,7 +27,6 @@ from rollfeed.app.training.checks import (
 from rollfeed.app.training.directory import (
     RecordLog,
     directory_problem,
-    export_model,
     has_steps,
     has_warm_up,
     newest_checkpoint,
@@ -37,6 +36,7 @@ from rollfeed.app.training.directory import (
     save_warm_up,
     where_it_goes_on,
 )
+from rollfeed.app.training.exports import ModelExports
 from rollfeed.app.training.ranked_trainer import RankedTrainer
 from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
 from rollfeed.app.training.trainers import probes_of, trainer_of
@@ -171,6 +171,9 @@ class _Loop:
         )
         self._only_evaluates = settings.rollout.mode is RolloutMode.SFT and settings.needs_engine
         """Whether the engine answers nothing but evaluations, and has the weights for them."""
+        self._exports = ModelExports(
+            settings.train, out, checkpoint=trainer.checkpoint, chat_template=settings.model.chat_template
+        )
         self._train_log = RecordLog(out / TRAIN_LOG, keep=lambda record: record["step"] < trainer.step)
         self._eval_log = RecordLog(out / EVAL_LOG, keep=lambda record: record["step"] <= trainer.step)
 
@@ -186,15 +189,14 @@ class _Loop:
             # Whatever stops a training: what was trained on need not be trained on again.
             await self._save_stopped()
             raise
-        template = self.prepared.settings.model.chat_template
-        start = self.trainer.checkpoint
-        await asyncio.to_thread(export_model, self.trainer, self.out, checkpoint=start, chat_template=template)
+        await asyncio.to_thread(self._exports.export_model, self.trainer)
         return ended
 
     async def _make_batches(self, rollouts: Rollouts) -> str | None:
         # An evaluation that an earlier process was stopped before, or the first one.
         if not self._eval_log.records or (self._is_evaluation_due() and not self._is_evaluated()):
             await self._evaluate(rollouts)
+        await self._export(only_missing=True)
         num_rollout = self.prepared.settings.rollout.num_rollout
         while rollouts.next_step < num_rollout:
             try:
@@ -204,6 +206,7 @@ class _Loop:
                 if not self._is_evaluated():
                     await self._evaluate(rollouts)
                 await asyncio.to_thread(save_step, self.trainer, self.out, self.trainer.step - 1)
+                await self._export(only_missing=True)
                 return ended
             await self._train_once(batch, rollouts)
         return None
@@ -256,10 +259,16 @@ class _Loop:
             self.on_step(step)
         if self._is_evaluation_due():
             await self._evaluate(rollouts)
-        # Last, so that what is before it is done again when it is not there.
+        # Behind these, so that what is before it is done again when it is not there.
         interval = self.prepared.settings.train.checkpoint_interval
-        if trainer.step == self._num_batches or trainer.step % interval == 0:
+        is_exported = self._exports.due(trainer.step, self._eval_log.records)
+        if trainer.step == self._num_batches or trainer.step % interval == 0 or is_exported:
             await asyncio.to_thread(save_step, trainer, self.out, batch.step)
+        await self._export(only_missing=False)
+
+    async def _export(self, *, only_missing: bool) -> None:
+        records = self._eval_log.records
+        await asyncio.to_thread(self._exports.write, self.trainer, records, only_missing=only_missing)
 
     async def _train_on(self, batch: TrainBatch) -> TrainedStep:
         """Train on a batch in a thread; a cancellation waits for its end, so that the trainer's state is whole."""

@@ -24,6 +24,7 @@ from rollfeed.store.layout import (
     STEP_FOLDERS,
     STEPS,
     TURNS,
+    export_folders,
     step_file,
 )
 from rollfeed.store.step_log import metrics_problem
@@ -62,7 +63,7 @@ def file_checks(reader: RunReader) -> Iterator[FileCheck]:
     for picture in sorted((path / PICTURES).glob("*")):
         if match := _PICTURE.fullmatch(picture.name):
             yield FileCheck(f"{PICTURES}/{picture.name}", partial(_picture_problem, picture, match[1]))
-    for folder in checkpoint_folders(path):
+    for folder in (*checkpoint_folders(path), *export_folders(path)):
         yield from _of_checkpoint(path, folder)
     if os.path.lexists(path / TURNS):
         yield FileCheck(TURNS, partial(_turns_problem, path / TURNS))
@@ -105,10 +106,10 @@ def _of_run(path: Path, name: str, vouched: Vouched) -> FileCheck:
 
 def _of_checkpoint(path: Path, folder: Path) -> Iterator[FileCheck]:
     found = sealed_problems(folder)
-    for file in sorted(folder.iterdir()):
-        name, problem = str(file.relative_to(path)), found.get(file.name)
-        yield FileCheck(name, partial(_same, problem), is_vouched=file.name in found)
-    for name in sorted(found.keys() - {file.name for file in folder.iterdir()}):
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if not file.is_dir()}
+    for own, file in files.items():
+        yield FileCheck(str(file.relative_to(path)), partial(_same, found.get(own)), is_vouched=own in found)
+    for name in sorted(found.keys() - files.keys()):
         yield FileCheck(str((folder / name).relative_to(path)), partial(_same, found[name]))
 
 

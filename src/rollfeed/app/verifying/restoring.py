@@ -12,6 +12,7 @@ from rollfeed.base.atomic import file_problem, replace_file, sealed_problems, sy
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.journal import Journal, StepEntry
 from rollfeed.store.layout import (
+    EXPORTS,
     GROWING_FILES,
     JOURNAL,
     METRICS,
@@ -21,6 +22,8 @@ from rollfeed.store.layout import (
     STEP_FOLDERS,
     STEPS,
     TURNS,
+    export_folders,
+    exported_step,
     step_file,
 )
 from rollfeed.store.lock import RunLock
@@ -118,6 +121,10 @@ def _move_trainer(directory: Path, aside: Path, step: int | None) -> None:
         if number.isdigit() and (step is None or int(number) > step or any(sealed_problems(folder).values())):
             (aside / folder.relative_to(directory)).parent.mkdir(exist_ok=True)
             folder.rename(aside / folder.relative_to(directory))
+    for folder in export_folders(directory):
+        if step is None or exported_step(folder) > step + 1:  # it names the number of batches
+            (aside / EXPORTS).mkdir(exist_ok=True)
+            folder.rename(aside / EXPORTS / folder.name)
     for name in (MODEL, TURNS):
         if (directory / name).exists():
             (directory / name).rename(aside / name)

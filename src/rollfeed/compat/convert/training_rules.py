@@ -79,6 +79,12 @@ def set_training(draft: Draft) -> None:
         draft.put("train.micro_batch_tokens", max(per_gpu, draft.context_length), *names)
     elif draft.context_length > 4096:
         draft.settings["train.micro_batch_tokens"] = Setting(draft.context_length, "what the longest sample takes")
+    if draft.value("save-hf") and draft.value("save-interval"):
+        draft.put("train.export_interval", draft.value("save-interval"), "save-hf", "save-interval")
+    elif "save-hf" in draft.flags:
+        draft.leave(
+            "save-hf", "without --save-interval the model is exported at the end, to model/ in the run directory"
+        )
     rate = "train.optimizer."
     draft.put(f"{rate}weight_decay", draft.value("weight-decay"), "weight-decay")
     draft.put(f"{rate}max_grad_norm", draft.value("clip-grad") or 1e9, "clip-grad")
