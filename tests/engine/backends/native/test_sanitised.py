@@ -43,6 +43,7 @@ def run_driver(folder: Path, *, seconds: float, seed: int = 0) -> subprocess.Com
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 600)
 def test_random_models_make_the_sanitizers_say_nothing(tmp_path: Path) -> None:
     ended = run_driver(tmp_path, seconds=SECONDS)
     assert ended.returncode == 0, ended.stdout[-200:] + ended.stderr[-6000:]
