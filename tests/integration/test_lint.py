@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.integration.linting import vouch_for_no_files
 
 GAME = """
 seed = 3
@@ -164,6 +165,7 @@ FAULTS: dict[Callable[[Rows], None], set[str]] = {
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_fault_in_one_sample_is_found(rollfeed, game: Path, tmp_path: Path, plant: Callable[[Rows], None]) -> None:
     shutil.copytree(game, tmp_path / "run")
+    vouch_for_no_files(tmp_path / "run")
     path = tmp_path / "run" / "batches" / "step-000001.parquet"
     table = pq.read_table(path)
     rows = table.to_pylist()
@@ -178,6 +180,7 @@ def test_a_fault_in_one_sample_is_found(rollfeed, game: Path, tmp_path: Path, pl
 
 def test_what_is_found_is_shown_to_people(rollfeed, game: Path, tmp_path: Path) -> None:
     shutil.copytree(game, tmp_path / "run")
+    vouch_for_no_files(tmp_path / "run")
     path = tmp_path / "run" / "batches" / "step-000000.parquet"
     table = pq.read_table(path)
     rows = table.to_pylist()
