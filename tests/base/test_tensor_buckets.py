@@ -6,6 +6,7 @@ import base64
 import io
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,3 +119,16 @@ def test_what_is_no_pickle_is_refused(text: str) -> None:
 def test_a_bucket_that_is_not_described_well_is_refused(dtypes: list[str], shapes: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="names, dtypes and shapes must be as many"):
         bucket_of(["a"], dtypes, shapes, most_bytes=1 << 20)
+
+
+def test_a_number_in_a_text_makes_no_room_in_memory() -> None:
+    """``LONG_BINPUT`` says where a memo is written; an array of as many places would be a gigabyte."""
+    text = base64.b64encode(b"\x80\x02}r" + (1 << 26).to_bytes(4, "little") + b".").decode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="flattened_tensor"):
+            read_bucket(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000

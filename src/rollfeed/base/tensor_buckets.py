@@ -122,7 +122,9 @@ def bucket_text(bucket: TensorBucket) -> str:
     return base64.b64encode(written.getbuffer()).decode()
 
 
-class _BucketUnpickler(pickle.Unpickler):
+class _BucketUnpickler(pickle._Unpickler):
+    """The one in Python, whose memo is a dict: the one in C makes room for the largest number that a text names."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch.storage", "_load_from_bytes"):  # which by itself would load anything
             return _load_storage
