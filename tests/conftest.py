@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import rollfeed.engine.local  # noqa: F401 - before torch, which it tells not to
 
 settings.register_profile("untimed", settings(deadline=None))  # a busy machine fails no test
 settings.load_profile("untimed")
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # commands that tests start are no nohup's, whoever started the tests
 
 SLOW = ("integration", "benchmarks", "app", "cli", "engine", "training", "sandbox")
 """Folders whose files are begun first: a process that begins a long one last ends alone."""

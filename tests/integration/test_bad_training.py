@@ -232,7 +232,8 @@ def test_a_damaged_checkpoint_is_refused(rollfeed, folder: Path) -> None:
     before = files(folder)
     result = rollfeed("train", folder / "train.toml", "--out", folder / "run")
     assert result.code == 2
-    assert f"{newest}: no readable state of a trainer" in result.err
+    assert f"{tensors}: is damaged: it has " in result.err
+    assert f"move {newest} away, and an earlier state is gone on from" in result.err
     assert files(folder) == before
 
 

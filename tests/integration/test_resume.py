@@ -114,7 +114,7 @@ def test_a_damaged_state(rollfeed, refused, finished: Path) -> None:
     assert result.code == 2
     (line,) = [line for line in result.err.splitlines() if line.startswith("rollfeed: ")]
     assert "states/step-000001.state: is damaged" in line
-    assert f"go back to an earlier step: rollfeed run --resume {finished} --step N" in line
+    assert line.endswith(f"go back to before step 1: rollfeed verify {finished} --restore 0")
     assert len(batches(finished)) == 3
 
 

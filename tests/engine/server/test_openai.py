@@ -141,7 +141,7 @@ async def test_half_of_a_surrogate_pair_in_a_body_is_named(serving: Any) -> None
         ({"messages": MESSAGES, "model": "tiny", "max_tokens": 10_000}, "maximum context length of 256 tokens"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "model": "tiny"},
-            "images and audio are not supported",
+            "is a picture without a URL",
         ),
     ],
 )

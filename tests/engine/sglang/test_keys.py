@@ -92,9 +92,10 @@ async def test_a_key_that_is_refused_is_named_by_its_variable_and_not_shown(
         assert str(caught.value).endswith(
             f"/generate: HTTP 403: the key in ${VARIABLE} was refused; engine.sglang.api_key_env names the variable"
         )
-        for status, path in [(400, "/generate"), (500, "/generate"), (400, "/abort_request"), (500, "/health")]:
+        refusals = [(400, "/generate", 60), (500, "/generate", 60), (400, "/abort_request", 60), (500, "/health", 5)]
+        for status, path, patience in refusals:
             server.answers = {path: lambda request, status=status: refuse(status, request)}
-            engine = engine_at(server, api_key_env=key_variable, max_tries=1, startup_timeout_seconds=0.3)
+            engine = engine_at(server, api_key_env=key_variable, max_tries=1, startup_timeout_seconds=patience)
             with pytest.raises(Exception, match=f"HTTP {status}") as caught:  # noqa: PT012 - the way there may raise
                 async with engine:
                     await engine.generate(PROMPT, asked(), request_id="a")
