@@ -17,12 +17,12 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(content: bytes) -> Iterator[bytes]:
-    """Yield the entries of a file; what a killed process has not finished ends it."""
+    """Yield the entries of a file; what a killed process has not finished ends it, or zeros that a disk left."""
     start = 0
     while start + _HEADER_BYTES <= len(content):
         size, checksum = (int.from_bytes(content[at : at + 4], "little") for at in (start, start + 4))
         entry = content[start + _HEADER_BYTES : start + _HEADER_BYTES + size]
-        if len(entry) < size or zlib.crc32(entry) != checksum:
+        if not size or len(entry) < size or zlib.crc32(entry) != checksum:
             return
         yield entry
         start += _HEADER_BYTES + size
