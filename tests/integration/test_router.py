@@ -8,6 +8,7 @@ import json
 import signal
 import urllib.error
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_slimes_process_makes_steps_with_aborts_and_weights_through_the_router(
     sets = [eval_set(tmp_path / "numbers.jsonl", min_new_tokens=4)]
     args = arguments(router, tiny_checkpoint, partial_rollout=True, eval_datasets=sets)
     trained: list[int] = []
-    for step in range(3):
+    for step in count():
         if step == 2:
             body = {"model_path": str(tiny_checkpoint), "weight_version": "3", "abort_all_requests": True}
             assert json.loads(ask(router, "/update_weights_from_disk", body))["success"]
@@ -156,10 +157,12 @@ def test_slimes_process_makes_steps_with_aborts_and_weights_through_the_router(
         samples: list[Any] = [sample for group in output.samples for sample in group]
         assert all(each.response_length == len(each.rollout_log_probs) for each in samples)
         trained += [group[0].group_index for group in output.samples]
-    assert any(sample.weight_versions[-1] == "3" for sample in samples)
+        # A step may have nothing but groups that were finished before it.
+        if step >= 2 and any(sample.weight_versions[-1] == "3" for sample in samples):
+            break
     waiting = [group[0].group_index for group in slime_source.buffer]
     assert sorted(trained + waiting) == list(range(slime_source.num_drawn))
-    result = generate_rollout(args, 3, slime_source, evaluation=True)
+    result = generate_rollout(args, step + 1, slime_source, evaluation=True)
     assert len(result.data["numbers"]["rewards"]) == 6
 
 
