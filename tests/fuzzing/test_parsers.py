@@ -10,10 +10,10 @@ import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -99,10 +99,14 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     return bytes(made)
 
 
-def as_bytes(tree: Any) -> st.SearchStrategy[bytes]:
+def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
     """JSON that is nearly right, and bytes that nearly are."""
-    text = json.dumps(tree).encode()
-    return mutated(tree).map(lambda made: json.dumps(made).encode()) | damaged(text)
+    return mutated(json.loads(content)).map(lambda made: json.dumps(made).encode()) | damaged(content)
+
+
+def asked_otherwise(body: tuple[str, Any]) -> st.SearchStrategy[tuple[str, Any]]:
+    path, tree = body
+    return mutated(tree).map(lambda made: (path, made))
 
 
 SGLANG = {
@@ -110,7 +114,7 @@ SGLANG = {
     "output_ids": [5, 6],
     "meta_info": {
         "id": "a",
-        "finish_reason": {"type": "stop", "matched": 2},
+        "finish_reason": {"type": "stop", "matched": 6},
         "prompt_tokens": 3,
         "completion_tokens": 2,
         "cached_tokens": 0,
@@ -286,25 +290,35 @@ GGUF += (20).to_bytes(8, "little") + b"general.architecture" + (8).to_bytes(4, "
 GGUF += (5).to_bytes(8, "little") + b"llama"
 
 
-def cases(files: Files) -> dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], tuple[type[Exception], ...]]]:
-    """What reads, what it reads, and the errors that it may raise."""
-    engine = (EngineError, TryFailedError)
+class Case(NamedTuple):
+    """A parser, what it reads, how that is changed, and the errors that it may raise then."""
+
+    read: Callable[[Any], None]
+    contents: Sequence[Any]
+    changed: Callable[[Any], st.SearchStrategy[Any]]
+    errors: tuple[type[Exception], ...]
+
+
+def cases(files: Files) -> dict[str, Case]:
     request = {"input_ids": [[1, 2]], "text": "x", "rid": ["a"], "session_params": {"id": "s"}, "user": "u"}
-    asked = st.one_of([mutated(body).map(lambda made, path=path: (path, made)) for path, body in ASKED.items()])
-    streams = st.sampled_from([b"text/event-stream", b"application/json"]).flatmap(lambda kind: damaged(HTTP % kind))
+    sglangs, vllms, requests, many = (
+        [json.dumps(tree).encode()] for tree in (SGLANG, VLLM, request, [request, VLLM, [[[]] * 5] * 9])
+    )
+    engine = (EngineError, TryFailedError)
+    streams = [HTTP % kind for kind in (b"text/event-stream", b"application/json")]
     return {
-        "SGLang's replies": (sglang, as_bytes(SGLANG), engine),
-        "vLLM's replies": (vllm, as_bytes(VLLM), engine),
-        "streams": (stream, streams, (BrokenConnectionError,)),
-        "chats": (chats, asked, (ApiError,)),
-        "the router's requests": (router, as_bytes(request), (RequestError,)),
-        "bodies": (bodies, as_bytes([request, VLLM, [[[]] * 5] * 9]), (ValueError,)),
-        "judges' replies": (judged, mutated(JUDGED), (UnreadableVerdictError,)),
-        "buckets": (bucket, damaged(BUCKET), (ValueError,)),
-        "headers of weights": (files.read_weights, damaged(files.weights), (CheckpointError,)),
-        "GGUF": (files.read_gguf, damaged(GGUF), (CheckpointError,)),
-        "deltas": (files.read_delta, damaged(files.delta), (DamagedError, OSError)),
-        "journals": (files.read_journal, damaged(files.journal), (ConfigError, RunFailedError)),
+        "SGLang's replies": Case(sglang, sglangs, damaged_json, engine),
+        "vLLM's replies": Case(vllm, vllms, damaged_json, engine),
+        "streams": Case(stream, streams, damaged, (BrokenConnectionError,)),
+        "chats": Case(chats, [*ASKED.items()], asked_otherwise, (ApiError,)),
+        "the router's requests": Case(router, requests, damaged_json, (RequestError,)),
+        "bodies": Case(bodies, many, damaged_json, (ValueError,)),
+        "judges' replies": Case(judged, [JUDGED], mutated, (UnreadableVerdictError,)),
+        "buckets": Case(bucket, [BUCKET], damaged, (ValueError,)),
+        "headers of weights": Case(files.read_weights, [files.weights], damaged, (CheckpointError,)),
+        "GGUF": Case(files.read_gguf, [GGUF], damaged, (CheckpointError,)),
+        "deltas": Case(files.read_delta, [files.delta], damaged, (DamagedError, OSError)),
+        "journals": Case(files.read_journal, [files.journal], damaged, (ConfigError, RunFailedError)),
     }
 
 
@@ -315,13 +329,13 @@ NAMES = [
 
 
 def check(files: Files, name: str, **options: Any) -> Callable[[], None]:
-    read, contents, errors = cases(files)[name]
+    case = cases(files)[name]
 
     @settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), **options)
-    @given(contents)
+    @given(st.one_of(map(case.changed, case.contents)))
     def reads_or_refuses(content: Any) -> None:
-        with suppress(errors):
-            read(content)
+        with suppress(case.errors):
+            case.read(content)
 
     return reads_or_refuses
 
@@ -331,6 +345,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
     made = Files(tmp_path_factory.mktemp("fuzzed"))
     yield made
     made.store.close()
+
+
+def test_what_is_changed_is_read_as_it_was_without_an_error(files: Files) -> None:
+    found = cases(files)
+    assert list(found) == NAMES
+    for case in found.values():
+        for content in case.contents:
+            case.read(content)
 
 
 @pytest.mark.parametrize("name", NAMES)

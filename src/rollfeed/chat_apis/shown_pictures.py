@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollfeed.chat_apis.api_error import ApiError
+from rollfeed.conversations.picture_places import with_parts
 from rollfeed.errors import ConfigError
 from rollfeed.protocols import PictureInput
 from rollfeed.types import Message, Picture
@@ -54,11 +55,6 @@ async def load_pictures(
         return {"type": "image", _HASH: pictures[-1].content_hash}
 
     def load() -> tuple[Message, ...]:
-        return tuple(
-            {**message, "content": [loaded(part) for part in message["content"]]}
-            if isinstance(message.get("content"), list)
-            else message
-            for message in messages
-        )
+        return tuple(with_parts(message, loaded) for message in messages)
 
     return await asyncio.to_thread(load), tuple(pictures)

@@ -81,17 +81,17 @@ def add_server_key(
         parser.add_argument("--no-key", action="store_true", help=told)
 
 
-def server_key(arguments: argparse.Namespace, option: str = "--key-env") -> str | None:
-    """Return the key that clients of a server have to bear, None where they need none.
+def server_key(arguments: argparse.Namespace, option: str = "--key-env") -> ApiKey:
+    """Return the key that clients of a server have to bear, without a value where they need none.
 
     Raises:
         ConfigError: If the variable has none, or others can reach a server that has none.
     """
     from rollfeed.base.serving import is_loopback  # which takes a while that other commands need not wait
 
-    key = ApiKey.read(getattr(arguments, option[2:].replace("-", "_")), setting=option).value
+    key = ApiKey.read(getattr(arguments, option[2:].replace("-", "_")), setting=option)
     may_do_without = hasattr(arguments, "no_key")
-    if key is None and not is_loopback(arguments.host) and not getattr(arguments, "no_key", False):
+    if key.value is None and not is_loopback(arguments.host) and not getattr(arguments, "no_key", False):
         remedy = ", or say --no-key where nobody else is in that network" if may_do_without else ""
         told = f"others can reach it: put a key into a variable, and name that as {option}{remedy}"
         raise ConfigError(f"--host {arguments.host}: {told}")

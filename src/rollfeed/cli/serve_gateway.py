@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("context_length", "max_sessions", "max_turns", "max_tokens", "max_seconds", "max_body_mb"):
         if getattr(arguments, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be above 0")
-    return asyncio.run(_serve(arguments, server_key(arguments, _OPERATOR_KEY) or ""))
+    return asyncio.run(_serve(arguments, server_key(arguments, _OPERATOR_KEY).value or ""))
 
 
 async def _serve(arguments: argparse.Namespace, token: str) -> int:

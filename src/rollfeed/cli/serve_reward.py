@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
     if arguments.max_in_progress < 1:
         raise ConfigError(f"--max-in-progress {arguments.max_in_progress}: must be at least 1")
-    key = server_key(arguments)
+    key = server_key(arguments).value
     return asyncio.run(_serve(arguments, scoring_of(arguments), key))
 
 

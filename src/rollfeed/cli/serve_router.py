@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError if an option is wrong, or the port is taken."""
     # Fetched here, as it takes a while that other commands need not wait.
     from rollfeed.base.sglang_wire import RequestError
-    from rollfeed.config.api_key import ApiKey
     from rollfeed.router.fleet_control import checked_worker
     from rollfeed.router.router_settings import RouterSettings, RoutingPolicy
 
@@ -93,8 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers = [checked_worker(url) for url in arguments.workers]
     except RequestError as error:
         raise ConfigError(str(error)) from None
-    server_key(arguments, "--api-key-env")
-    key = ApiKey.read(arguments.api_key_env, setting="--api-key-env")
+    key = server_key(arguments, "--api-key-env")
     return asyncio.run(_serve(arguments, workers, settings, key, _span_cache(arguments)))
 
 

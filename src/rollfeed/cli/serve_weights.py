@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError if an option is wrong, or the port or the folder is taken."""
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port}: ports must be within 0 and 65535")
-    return asyncio.run(_serve(arguments, server_key(arguments)))
+    return asyncio.run(_serve(arguments, server_key(arguments).value))
 
 
 async def _serve(arguments: argparse.Namespace, key: str | None) -> int:

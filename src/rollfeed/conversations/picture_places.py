@@ -45,12 +45,13 @@ def showing(messages: Sequence[Message], uris: Sequence[str]) -> tuple[Message, 
     def shown(part: Any) -> Any:
         return {"type": "image_url", "image_url": {"url": next(waiting)}} if part == _PART else part
 
-    return tuple(
-        {**message, "content": [shown(part) for part in message["content"]]}
-        if isinstance(message.get("content"), list | tuple)
-        else message
-        for message in messages
-    )
+    return tuple(with_parts(message, shown) for message in messages)
+
+
+def with_parts(message: Message, change: Callable[[Any], Any]) -> Message:
+    """Return a message with every part of its content changed; a content without parts stays as it is."""
+    content = message.get("content")
+    return {**message, "content": [change(part) for part in content]} if isinstance(content, list | tuple) else message
 
 
 def joined_contents(*contents: Any) -> Any:

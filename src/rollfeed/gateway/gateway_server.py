@@ -7,7 +7,6 @@ Agents: the endpoints of OpenAI and Anthropic, below ``/s/<key>`` or with the se
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rollfeed.base.serving import CLOSED_CONNECTIONS, PROMETHEUS_TYPE, decoded_body, prometheus_text
+from rollfeed.base.serving import CLOSED_CONNECTIONS, PROMETHEUS_TYPE, decoded_body, is_key, key_of, prometheus_text
 from rollfeed.chat_apis import CHAT_APIS, AnthropicMessages, ApiError, ChatApi, ErrorKind, OpenAIChat, stream_of
 from rollfeed.gateway.replies import AgentReply, AgentRequest
 from rollfeed.gateway.session import Session, SessionAbortedError
@@ -233,9 +232,7 @@ class GatewayServer:
         return web.Response(body=prometheus_text(told), headers={"Content-Type": PROMETHEUS_TYPE})
 
     def _check_operator(self, request: web.Request) -> None:
-        if self._token and not hmac.compare_digest(
-            _key_of(request).encode(errors="surrogateescape"), self._token.encode()
-        ):
+        if self._token and not is_key(_key_of(request), self._token):
             raise ApiError("this needs the operator's token as API key", kind=ErrorKind.AUTHENTICATION)
 
     @web.middleware
@@ -308,10 +305,8 @@ async def _object(request: web.Request) -> dict[str, Any]:
 
 def _key_of(request: web.Request) -> str:
     """Return the key in the URL, or else the API key in either API's header."""
-    if (in_url := request.match_info.get("key")) is not None:
-        return in_url
-    told = request.headers.get("Authorization", "")
-    return told[7:].strip() if told[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+    in_url = request.match_info.get("key")
+    return key_of(request) if in_url is None else in_url
 
 
 def _json(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -74,12 +74,11 @@ class Turn:
 
     def context_images(self) -> tuple[Picture, ...]:
         """Return the pictures that have their places in all that was sent for it."""
-        shown, turn = list[tuple[Picture, ...]](), self
-        while True:
-            shown.append(turn.images)
-            if (before := turn.token_parent) is None:
-                return tuple(chain.from_iterable(reversed(shown)))
-            turn = before
+        shown, before = [self.images], self.token_parent
+        while before is not None:
+            shown.append(before.images)
+            before = before.token_parent
+        return tuple(chain.from_iterable(reversed(shown)))
 
     def context_ids(self) -> NDArray[np.int32]:
         """Return all tokens that were sent for it, ``(P,)``."""

@@ -18,10 +18,6 @@ _log = logging.getLogger(__name__)
 _TOLD_AFTER_SECONDS = 10.0
 
 
-class _RefusedError(Exception):
-    """Weights that the engine does not take; others may come."""
-
-
 class WeightFollower:
     """Publishes the newest version that a source has.
 
@@ -102,16 +98,9 @@ class WeightFollower:
     async def _publish_newest(self) -> bool:
         """Return whether the newest version is in the engine; a version that it refuses is taken no more."""
         newest = await asyncio.to_thread(self._source.newest)
-        if newest is None:
-            return True
-        try:
-            await self._publish(*newest)
-        except _RefusedError as refusal:
-            self._source.refuse(newest[1], f"the engine does not take version {newest[0]}: {refusal}")
-            return False
-        return True
+        return newest is None or await self._publish(*newest)
 
-    async def _publish(self, version: int, folder: Path) -> None:
+    async def _publish(self, version: int, folder: Path) -> bool:
         async with self._publishing:
             if version > self._publisher.policy_version:
                 is_proving = self._publisher.is_proving
@@ -120,7 +109,9 @@ class WeightFollower:
                     try:
                         await self._publisher.publish(FolderUpdate(folder, policy_version=version))
                     except EngineProtocolError as error:
-                        raise _RefusedError(str(error).removeprefix(f"{folder}: ")) from error
+                        told = str(error).removeprefix(f"{folder}: ")
+                        self._source.refuse(folder, f"the engine does not take version {version}: {told}")
+                        return False
                     # It has been loaded: trying again would find nothing to do.
                     self._unproved = None
                     try:
@@ -129,3 +120,4 @@ class WeightFollower:
                         self._unproved = error
                         raise
                 _log.info("weights of version %d are in the engine", version)
+            return True

@@ -140,10 +140,12 @@ def _ids(raw: msgspec.Raw) -> NDArray[np.int32] | None:
     """Return the ids in a list, of several lists the first one's; None for what is neither."""
     whole = memoryview(raw)
     start = bytes(whole[:16]).split()
-    if len(whole) > _MOST_PROMPT_BYTES or bytes(whole).count(b"[") > _MOST_PROMPTS:
+    if len(whole) > _MOST_PROMPT_BYTES:
         return None
     try:
         if start and start[0][:1] == b"[" and b"".join(start)[1:2] == b"[":
+            if bytes(whole).count(b"[") > _MOST_PROMPTS:
+                return None
             # They share most, or go where the first one goes.
             return np.frombuffer(array("i", _lists_decoder.decode(raw)[0]), np.int32)
         return np.frombuffer(array("i", _ids_decoder.decode(raw)), np.int32)

@@ -88,9 +88,8 @@ def _data_uri(picture: Picture, path: Path) -> str | None:
     if picture.media_type not in _SHOWN_TYPES or not path.is_file() or path.stat().st_size > _LARGEST_SHOWN:
         return None
     content = path.read_bytes()
-    if (
-        hashlib.sha256(content).hexdigest() != picture.content_hash
-    ):  # the name comes from the run, and may lead anywhere
+    # The name comes from the run, and may lead anywhere.
+    if hashlib.sha256(content).hexdigest() != picture.content_hash:
         return None
     return f"data:{picture.media_type};base64,{base64.b64encode(content).decode()}"
 

@@ -288,7 +288,7 @@ class Dispatcher:
         if reply.request_id is not None and self._is_of_another(reply.request_id, rid):
             raise EngineProtocolError(f"answers request {reply.request_id}, not {rid}")
         self._check(flight, reply)
-        self._check_stop(flight, reply)
+        reply = self._with_stop(flight, reply)
         version = sent_version if reply.policy_version is None else reply.policy_version
         if num_tokens and version < sent_version:
             await parts.distrust(worker)
@@ -350,14 +350,16 @@ class Dispatcher:
             context_length=self._parts.context_length,
         )
 
-    def _check_stop(self, flight: Flight, reply: Reply) -> None:
-        """Raise EngineProtocolError where a response has stopped at a text that it does not have."""
+    def _with_stop(self, flight: Flight, reply: Reply) -> Reply:
+        """Return a reply, with its text if that was made here; EngineProtocolError if it lacks what it stopped at."""
         if not isinstance(matched := reply.finish_reason.matched, str) or matched in (reply.text or ""):
-            return
+            return reply
         ids = np.concatenate([*(part.token_ids for part in flight.parts), reply.token_ids])
-        kinds = {flight.params.skip_special_tokens, False}
-        if not any(matched in self._parts.tokenizer.decode(ids, skip_special_tokens=skips) for skips in kinds):
+        decode, skips = self._parts.tokenizer.decode, flight.params.skip_special_tokens
+        text = decode(ids, skip_special_tokens=skips)
+        if matched not in text and not (skips and matched in decode(ids, skip_special_tokens=False)):
             raise EngineProtocolError(f"stopped at {matched!r}, which its tokens do not have")
+        return reply if flight.parts or reply.text is not None else reply._replace(text=text)
 
     def _makes_text(self, flight: Flight, num_told: int) -> bool:
         """Whether a server's number of tokens is that of the text of those sent, which a policy sampled otherwise."""

@@ -23,9 +23,9 @@ from rollfeed.types import Verdict
 
 _DEFAULTS: Mapping[str, Any] = {"url": "", "path": "", "right_at": 1.0}
 _SECONDS = 600.0
+"""Workers have deadlines of their own."""
 _MOST_BYTES = 1 << 26
 """Of a reply, which may repeat the row."""
-"""Workers have deadlines of their own."""
 
 
 class NemoGymEnvironment:

@@ -325,12 +325,11 @@ def _tell(lie: Lie, reply: dict[str, Any], meta: dict[str, Any]) -> None:
 
 
 def _cut(reply: dict[str, Any], meta: dict[str, Any], lie: Lie) -> None:
-    kinds = {Lie.SHORT: "length", Lie.EMPTY_STOP: "stop", Lie.LONG: "length"}
     times, kept = (_MANY, None) if lie is Lie.LONG else (1, 0 if lie is Lie.EMPTY_STOP else 1)
     reply["output_ids"] = ids = (reply["output_ids"] * times)[:kept]
     meta["output_token_logprobs"] = (meta["output_token_logprobs"] * times)[:kept]
     meta["completion_tokens"] = meta["output_token_logprobs_length"] = len(ids)
-    meta["finish_reason"] = {"type": kinds[lie], **({"length": len(ids)} if lie is not Lie.EMPTY_STOP else {})}
+    meta["finish_reason"] = {"type": "stop"} if lie is Lie.EMPTY_STOP else {"type": "length", "length": len(ids)}
     meta.pop("weight_versions", None)
 
 
