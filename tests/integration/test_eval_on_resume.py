@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.questions import OPTIONS, QUESTIONS
 
 REWARD = """
 import json
@@ -31,24 +32,8 @@ EXTRA = """
 checkpoint_interval = 2
 eval_interval = 2
 micro_batch_tokens = 512
-
-[train.optimizer]
-learning_rate = 1e-2
-
-[reward]
-override_environments = true
-
-[plugins]
-reward = "counted_scores:score"
-
-[eval]
-n_samples_per_prompt = 2
-
-[[eval.datasets]]
-path = "questions.jsonl"
-label_key = "answer"
 """
-OPTIONS = ("--set", "rollout.deterministic=true", "--set", "sampling.min_new_tokens=1")
+EXTRA += QUESTIONS.format(reward="counted_scores:score", n_samples=2)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.questions import OPTIONS, QUESTIONS
 
 from rollfeed.app.training import exports
 from rollfeed.store.layout import remove_training_files
@@ -27,24 +28,8 @@ micro_batch_tokens = 512
 export_interval = 1
 num_exports_kept = 2
 export_best = "{METRIC}"
-
-[train.optimizer]
-learning_rate = 1e-2
-
-[reward]
-override_environments = true
-
-[plugins]
-reward = "exported_reward:score"
-
-[eval]
-n_samples_per_prompt = 1
-
-[[eval.datasets]]
-path = "questions.jsonl"
-label_key = "answer"
 """
-OPTIONS = ("--set", "rollout.deterministic=true", "--set", "sampling.min_new_tokens=1")
+EXTRA += QUESTIONS.format(reward="exported_reward:score", n_samples=1)
 
 
 @pytest.fixture
