@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rollfeed import app
-from rollfeed.app.verifying import Recounted, restore_run, verify_run
+from rollfeed.app.verifying import Recounted, file_checks, restore_run, verify_run
 from rollfeed.base.atomic import seal_folder
 from rollfeed.cli.main import main
 from rollfeed.config import RolloutConfig
@@ -27,6 +27,7 @@ from rollfeed.testing import CharTokenizer, ScriptedEngine
 from rollfeed.types import Prompt, Sample, StepCommit
 
 NUM_STEPS = 4
+BEFORE = Path(__file__).parents[1] / "store" / "before" / "run"
 SETTINGS = {"seed": 1}
 Tamper = Callable[[StepCommit], StepCommit]
 
@@ -197,6 +198,16 @@ def test_files_of_earlier_versions_are_not_vouched_for_and_no_findings(run: Path
     assert set(told["by_kind"].values()) == {0}
     assert len([name for name in told["not_vouched"] if "/step-" in name]) >= 3 * NUM_STEPS
     assert told["num_samples"] == NUM_STEPS * 6
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_a_run_of_an_earlier_version_is_taken_back(tmp_path: Path, step: int | None) -> None:
+    run = Path(shutil.copytree(BEFORE, tmp_path / "run"))
+    restore_run(run, step)
+    with RunReader(run) as reader:
+        assert (reader.step_numbers(), reader.status()) == (() if step is None else (1,), "failed")
+        assert reader.vouched().steps == ({} if step is None else {1: {}})
+        assert [check.name for check in file_checks(reader) if check.problem() is not None] == []
 
 
 @pytest.mark.parametrize("step", [None, 0, 2])

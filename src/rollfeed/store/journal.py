@@ -134,10 +134,8 @@ class Journal:
         temporary.unlink(missing_ok=True)
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.executescript(_SCHEMA)
-            for table in LATER_TABLES:
-                connection.execute(table)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            _make_this_version(connection)
             row = (json.dumps(dict(settings)), json.dumps(dict(identity)), RunStatus.RUNNING.value)
             connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, NULL, '[]')", row)
             seal_run(connection, {})
@@ -194,22 +192,21 @@ class Journal:
         kept = [change for change in earlier if change.step < next_step]
         rows = [(each.step, each.key, json.dumps(each.old), json.dumps(each.new)) for each in (*kept, *new)]
         with self._transaction() as connection:
+            _make_this_version(connection)
             connection.execute(
                 "UPDATE run SET settings = ?, status = ?, cause = NULL, folders = ?",
                 (json.dumps(dict(settings)), RunStatus.RUNNING.value, json.dumps(list(folders))),
             )
-            for table in LATER_TABLES:
-                connection.execute(table)
             connection.execute("DELETE FROM changes")
             connection.executemany("INSERT INTO changes VALUES (?, ?, ?, ?)", rows)
             kept_files = {ISOLATION} if next_step > 0 else set()
             forget_steps(connection, next_step, kept_files)
-            connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         return new
 
     def forget(self, next_step: int, *, cause: str) -> None:
         """Forget a step and those behind it, of a run that can be gone on with then; nothing else is new."""
         with self._transaction() as connection:
+            _make_this_version(connection)
             connection.execute("UPDATE run SET status = ?, cause = ?", (RunStatus.FAILED.value, well_formed(cause)))
             forget_steps(connection, next_step, {ISOLATION})
 
@@ -289,6 +286,12 @@ class Journal:
             raise RunDirectoryError(
                 f"{self.path}: is damaged: {error}; restore the run directory from a copy"
             ) from error
+
+
+def _make_this_version(connection: sqlite3.Connection) -> None:
+    for table in LATER_TABLES:
+        connection.execute(table)
+    connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
 
 def _new_changes(
