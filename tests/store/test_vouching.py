@@ -17,6 +17,8 @@ from rollfeed.errors import RunDirectoryError
 from rollfeed.protocols import Isolation, IsolationLevel
 from rollfeed.store import RunDirectory, RunReader
 from rollfeed.store.journal import Journal
+from rollfeed.store.vouching import Rows
+from rollfeed.store.vouching.sealed_rows import read_rows
 from rollfeed.types import StepCommit
 
 BEFORE = Path(__file__).parent / "before" / "run"
@@ -77,6 +79,29 @@ def test_the_journal_has_the_digest_of_every_file_of_a_step(run: Path) -> None:
             suffix = "state" if folder == "states" else "parquet"
             assert files[folder] == digest_of(run / folder / f"step-{step:06d}.{suffix}")
     assert vouched.run == {name: digest_of(run / name) for name in ("isolation.json", "train.jsonl")}
+
+
+def test_the_journal_is_read_when_it_has_changed_and_not_for_every_file(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_reads = 0
+
+    def count(connection: sqlite3.Connection) -> Rows:
+        nonlocal num_reads
+        num_reads += 1
+        return read_rows(connection)
+
+    monkeypatch.setattr("rollfeed.store.journal.read_rows", count)
+    start(run, step=2).close()
+    assert num_reads == 3  # before and behind the lock, and to write
+    journal = Journal(run / "journal.sqlite", read_only=False)
+    try:
+        assert journal.vouched().steps.keys() == {0, 1, 2}
+        journal.forget(1, cause="")
+        assert [entry.step for entry in journal.steps()] == [0]
+        assert journal.vouched().steps.keys() == {0}
+    finally:
+        journal.close()
 
 
 @pytest.mark.parametrize("folder", STEP_FOLDERS)

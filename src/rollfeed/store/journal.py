@@ -118,11 +118,10 @@ class Journal:
         self.path = path
         with self._explained():
             self._connection = _read_only(path) if read_only else _writable(path)
-            self._is_read_only = read_only
             self._seen: tuple[int, Rows, Vouched] | None = None
             try:
                 self._check_version()
-                self._rows()
+                self._look()
             except BaseException:
                 self._connection.close()
                 raise
@@ -151,7 +150,7 @@ class Journal:
     def run(self) -> RunRecord:
         """Return the run's row."""
         with self._explained():
-            settings, identity, status, cause, folders = self._rows().run
+            settings, identity, status, cause, folders = self._look()[0].run
             return RunRecord(
                 settings=json.loads(settings),
                 identity=json.loads(identity),
@@ -163,22 +162,20 @@ class Journal:
     def steps(self) -> tuple[StepEntry, ...]:
         """Return the committed steps, in order."""
         with self._explained():
-            return tuple(map(StepEntry._make, self._rows().steps))
+            return tuple(map(StepEntry._make, self._look()[0].steps))
 
     def changes(self) -> tuple[SettingChange, ...]:
         """Return what has been changed in the settings since the run began, in the order of steps."""
         with self._explained():
             return tuple(
                 SettingChange(step=step, key=key, old=json.loads(old), new=json.loads(new))
-                for step, key, old, new in self._rows().changes
+                for step, key, old, new in self._look()[0].changes
             )
 
     def vouched(self) -> Vouched:
         """Return the digests of the files that the journal vouches for."""
         with self._explained():
-            self._rows()
-            assert self._seen is not None
-            return self._seen[2]
+            return self._look()[1]
 
     def start(
         self, *, settings: Mapping[str, Any], folders: Sequence[str], next_step: int
@@ -230,15 +227,11 @@ class Journal:
         with self._transaction() as connection:
             seal_run(connection, {name: digest})
 
-    def _rows(self) -> Rows:
-        """Return all rows; what somebody else has written is checked, once."""
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if self._is_read_only and self._seen is not None and self._seen[0] == version:
-            return self._seen[1]
-        if not self._is_read_only and self._seen is not None:  # all later rows are this process's own
-            rows = read_rows(self._connection)
-            self._seen = (version, rows, self._seen[2])
-            return rows
+    def _look(self) -> tuple[Rows, Vouched]:
+        """Return all rows and the digests in them; read and checked once, until something is written."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()  # by others; see _transaction
+        if self._seen is not None and self._seen[0] == version:
+            return self._seen[1:]
         self._connection.execute("BEGIN")
         try:
             rows = read_rows(self._connection)
@@ -248,7 +241,7 @@ class Journal:
         if (rows.vouched is None) != (stored == _WITHOUT_SEALS):
             raise ValueError(f"it is of version {stored}, and its tables are of another")
         self._seen = (version, rows, vouched_by(rows))
-        return rows
+        return self._seen[1:]
 
     def _check_version(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -265,6 +258,7 @@ class Journal:
         try:
             yield connection
             connection.execute("COMMIT")
+            self._seen = None
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
