@@ -311,6 +311,27 @@ def test_x40_a_damaged_checkpoint_is_set_aside_and_the_one_before_stays(run: Pat
     assert found_in(run) == []
 
 
+async def test_x40_what_is_damaged_behind_the_step_is_cut_from_what_a_trainer_appends(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    path = run / "train.jsonl"
+
+    def train(commit: StepCommit) -> StepCommit:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f'{{"step": {step}}}\n' for step in range(commit.batch.step)[-1:])
+        return commit
+
+    await make(run, tamper=train)
+    content = path.read_bytes()
+    damaged = content.replace(b'"step": 3', b'"stop": 3')
+    path.write_bytes(damaged)
+    aside = restore_run(run, 2)
+    assert path.read_bytes() == content[: content.index(b'{"step": 3')]
+    assert (aside / "train.jsonl").read_bytes() == damaged
+    with RunReader(run) as reader:
+        assert set(reader.updates()) == {0, 1, 2}
+    assert found_in(run) == []
+
+
 def make_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)

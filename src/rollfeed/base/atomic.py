@@ -8,9 +8,10 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -79,12 +80,19 @@ def digest_of(path: Path, *, size: int | None = None) -> Digest:
     Raises:
         OSError: If it cannot be read.
     """
+    (found,) = digests_of_beginnings(path, [sys.maxsize if size is None else size])
+    return found
+
+
+def digests_of_beginnings(path: Path, sizes: Iterable[int]) -> Iterator[Digest]:
+    """Yield what :func:`digest_of` returns for each size, from the smallest on; the file is read once."""
     found, num_bytes = hashlib.sha256(), 0
     with open_regular(path) as file:
-        while chunk := file.read(_CHUNK_BYTES if size is None else min(_CHUNK_BYTES, size - num_bytes)):
-            found.update(chunk)
-            num_bytes += len(chunk)
-    return Digest(num_bytes, found.hexdigest())
+        for size in sizes:
+            while chunk := file.read(min(_CHUNK_BYTES, max(0, size - num_bytes))):
+                found.update(chunk)
+                num_bytes += len(chunk)
+            yield Digest(num_bytes, found.hexdigest())
 
 
 def replace_digested(path: Path, write: Callable[[IO[bytes]], object]) -> Digest:

@@ -28,7 +28,7 @@ from rollfeed.store.layout import (
     step_file,
 )
 from rollfeed.store.step_log import metrics_problem
-from rollfeed.store.vouching import OF_RUN, Vouched, settings_problem
+from rollfeed.store.vouching import OF_RUN, Vouched, num_whole, settings_problem
 
 _PICTURE = re.compile(r"([0-9a-f]{64})\.\w+")
 
@@ -46,13 +46,13 @@ class FileCheck(NamedTuple):
 
 def file_checks(reader: RunReader) -> Iterator[FileCheck]:
     """Yield how each file is compared that is read again."""
-    path, vouched = reader.path, reader.vouched()
+    path, vouched, steps = reader.path, reader.vouched(), reader.step_numbers()
     yield FileCheck(SETTINGS, partial(settings_problem, path, reader.run().settings))
     yield FileCheck(STEPS, partial(_accounts_problem, reader))
     yield FileCheck(METRICS, partial(_metrics_problem, reader))
-    for step in reader.step_numbers():
+    for step in steps:
         yield from _of_step(path, step, vouched)
-    yield from _later_files(path, reader.step_numbers())
+    yield from _later_files(path, frozenset(steps))
     for name in (ISOLATION, *GROWING_FILES):
         if name in GROWING_FILES and (known := vouched.of_growing(name)):
             yield FileCheck(name, partial(_growing_problem, path / name, known))
@@ -88,9 +88,9 @@ def _of_step(path: Path, step: int, vouched: Vouched) -> Iterator[FileCheck]:
             yield FileCheck(name, lambda: None, step, is_vouched=False)
 
 
-def _later_files(path: Path, steps: tuple[int, ...]) -> Iterator[FileCheck]:
+def _later_files(path: Path, steps: frozenset[int]) -> Iterator[FileCheck]:
     """Yield files of steps that the journal does not have, but for the step that may have been under way."""
-    under_way = steps[-1] + 1 if steps else 0
+    under_way = max(steps, default=-1) + 1
     for folder in STEP_FOLDERS:
         for file in sorted((path / folder).glob("step-*")):
             number = file.stem.removeprefix("step-")
@@ -119,7 +119,6 @@ def _same(problem: str | None) -> str | None:
 
 def _accounts_problem(reader: RunReader) -> str | None:
     try:
-        reader.steps(lambda step: False)
         for _ in reader.records():
             pass
     except RunDirectoryError as error:
@@ -137,7 +136,8 @@ def _metrics_problem(reader: RunReader) -> str | None:
 
 
 def _growing_problem(path: Path, known: dict[int, Digest]) -> str | None:
-    for step, digest in known.items():
+    whole = num_whole(path, list(known.values()))
+    for step, digest in list(known.items())[whole:]:
         if problem := file_problem(path, digest, is_whole=False):
             before = "at the end of the run" if step == OF_RUN else f"before step {step}"
             return f"{problem}, in what was written {before}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollfeed.app.training.directory import checkpoint_folders
-from rollfeed.base.atomic import file_problem, replace_file, sealed_problems, sync
+from rollfeed.base.atomic import Digest, replace_file, sealed_problems, sync
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.journal import Journal, StepEntry
 from rollfeed.store.layout import (
@@ -30,7 +30,7 @@ from rollfeed.store.lock import RunLock
 from rollfeed.store.run_directory import check_kept
 from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import MetricsFile, read_records_of
-from rollfeed.store.vouching import Vouched, settings_text
+from rollfeed.store.vouching import num_whole, settings_text
 
 
 def restore_run(directory: Path, step: int | None) -> Path:
@@ -69,7 +69,7 @@ def _restore(directory: Path, journal: Journal, step: int | None) -> Path:
     if kept:
         StateFiles(directory).read(kept[-1])
     aside = _new_folder(directory / SET_ASIDE)
-    later = entries[len(kept) :]
+    later, vouched = entries[len(kept) :], journal.vouched()
     for name in (JOURNAL, f"{JOURNAL}-wal", STEPS, METRICS, SETTINGS, *GROWING_FILES):
         if (directory / name).exists():
             shutil.copyfile(directory / name, aside / name)
@@ -81,7 +81,7 @@ def _restore(directory: Path, journal: Journal, step: int | None) -> Path:
         file.unlink()
     _move_trainer(directory, aside, step)
     for name in GROWING_FILES:
-        _shorten(directory / name, name, journal.vouched(), kept)
+        _shorten(directory / name, list(vouched.of_growing(name).values()))
     # What the journal and the accounts say a second time.
     MetricsFile(directory / METRICS, committed=records).close()
     replace_file(directory / SETTINGS, lambda file: file.write(settings_text(journal.run().settings)))
@@ -130,12 +130,11 @@ def _move_trainer(directory: Path, aside: Path, step: int | None) -> None:
             (directory / name).rename(aside / name)
 
 
-def _shorten(path: Path, name: str, vouched: Vouched, kept: Sequence[StepEntry]) -> None:
+def _shorten(path: Path, known: Sequence[Digest]) -> None:
     """Cut a file that grows where it stops being as it was written, if it does."""
-    known = [digest for step, digest in vouched.of_growing(name).items() if kept and 0 <= step <= kept[-1].step]
-    whole = [digest.size for digest in known if file_problem(path, digest, is_whole=False) is None]
-    if path.exists() and len(whole) < len(known):
-        beginning = path.read_bytes()[: max(whole, default=0)]
+    whole = num_whole(path, known)
+    if path.exists() and whole < len(known):
+        beginning = path.read_bytes()[: known[whole - 1].size if whole else 0]
         replace_file(path, lambda file: file.write(beginning))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from rollfeed.base.atomic import Digest, open_regular
+from rollfeed.base.atomic import Digest, digests_of_beginnings, open_regular
 from rollfeed.store.layout import GROWING_FILES
 
 
@@ -35,3 +37,14 @@ class GrowingFiles:
             self._read[name] = end, digest
             found[name] = Digest(end, digest.hexdigest())
         return found
+
+
+def num_whole(path: Path, known: Sequence[Digest]) -> int:
+    """Return how many digests, from the shortest on, are of what a file begins with; it is read once."""
+    count = 0
+    with suppress(OSError):
+        for found, expected in zip(digests_of_beginnings(path, [each.size for each in known]), known, strict=True):
+            if found != expected:
+                break
+            count += 1
+    return count
