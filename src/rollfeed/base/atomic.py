@@ -49,6 +49,12 @@ def open_regular(path: Path) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """Return all that a file has. Raises OSError as :func:`open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Put what ``write`` writes at ``path``: a temporary file beside it, flushed to disk, then renamed."""
     temporary = temporary_path(path)
@@ -155,8 +161,7 @@ def sealed_problems(folder: Path) -> dict[str, str | None]:
     Empty where there are no digests, as in what earlier versions wrote.
     """
     try:
-        with open_regular(folder / DIGESTS) as file:
-            text = file.read().decode()
+        text = read_regular(folder / DIGESTS).decode()
         digests = {name: Digest(*digest) for name, digest in json.loads(text).items()}
         own = None if _sealed(digests) == text else "is damaged"
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import open_regular
+from rollfeed.base.atomic import read_regular
 from rollfeed.errors import RunFailedError
 from rollfeed.types import Prompt, Rollout, RunState, Sample
 from rollfeed.types.text import well_formed
@@ -69,9 +69,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return []
     records = []
     # Bytes: a line may be cut short within a character, and texts in it may hold what Unicode counts as line breaks.
-    with open_regular(path) as file:
-        lines = file.read().split(b"\n")
-    for line in lines:
+    for line in read_regular(path).split(b"\n"):
         with suppress(ValueError):
             records.append(json.loads(line))
     return records

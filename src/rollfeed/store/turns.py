@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import msgspec
 
-from rollfeed.base.atomic import open_regular, replace_file
+from rollfeed.base.atomic import read_regular, replace_file
 from rollfeed.base.sealed import array_as_bytes, array_of_bytes, sealed, unsealed
 from rollfeed.errors import RunFailedError
 from rollfeed.protocols import RolloutRequest, TurnJournal
@@ -147,9 +147,7 @@ def _live(entries: Iterator[_Entry], *, next_step: int) -> list[_Entry]:
 
 
 def _read(path: Path) -> Iterator[_Entry]:
-    with open_regular(path) as file:
-        content = file.read()
-    return (msgspec.msgpack.decode(packed, type=_Entry) for packed in unsealed(content))
+    return (msgspec.msgpack.decode(packed, type=_Entry) for packed in unsealed(read_regular(path)))
 
 
 def _sealed(entry: _Entry) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rollfeed.app.training.directory import checkpoint_folders
-from rollfeed.base.atomic import Digest, digest_of, file_problem, open_regular, sealed_problems
+from rollfeed.base.atomic import Digest, digest_of, file_problem, read_regular, sealed_problems
 from rollfeed.base.sealed import size_unsealed
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store import RunReader, RunStatus
@@ -154,8 +154,7 @@ def _picture_problem(path: Path, expected: str) -> str | None:
 
 def _turns_problem(path: Path) -> str | None:
     try:
-        with open_regular(path) as file:
-            content = file.read()
+        content = read_regular(path)
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     whole = size_unsealed(content)

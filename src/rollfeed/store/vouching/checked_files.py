@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollfeed.base.atomic import Digest, NotRegularError, file_problem, open_regular
+from rollfeed.base.atomic import Digest, NotRegularError, file_problem, open_regular, read_regular
 from rollfeed.errors import RunDirectoryError
 from rollfeed.store.layout import SETTINGS, step_file
 from rollfeed.store.vouching.seals import OF_RUN, Vouched
@@ -94,8 +94,7 @@ def settings_text(settings: Mapping[str, Any]) -> bytes:
 def settings_problem(directory: Path, settings: Mapping[str, Any]) -> str | None:
     """Return why settings.json is not what the journal says; None if it is."""
     try:
-        with open_regular(directory / SETTINGS) as file:
-            is_same = file.read() == settings_text(settings)
+        is_same = read_regular(directory / SETTINGS) == settings_text(settings)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
