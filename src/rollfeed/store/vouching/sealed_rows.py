@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from rollfeed.base.atomic import Digest
-from rollfeed.store.vouching.seals import OF_RUN, Rows, chained, files_text, seal_of_run
+from rollfeed.store.vouching.seals import OF_RUN, Rows, chained, files_of, files_text, seal_of_run
 
 LATER_TABLES = (
     "CREATE TABLE IF NOT EXISTS changes "
@@ -75,7 +74,7 @@ def seal_run(connection: sqlite3.Connection, files: Mapping[str, Digest]) -> Non
 
 def _files_of_run(connection: sqlite3.Connection) -> dict[str, Digest]:
     row = connection.execute("SELECT files FROM vouched WHERE step = ?", (OF_RUN,)).fetchone()
-    return {} if row is None else {name: Digest(*digest) for name, digest in json.loads(row[0]).items()}
+    return {} if row is None else files_of(row[0])
 
 
 def _last_seal(connection: sqlite3.Connection) -> bytes:

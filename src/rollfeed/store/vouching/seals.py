@@ -52,6 +52,11 @@ def files_text(files: Mapping[str, Digest]) -> str:
     return json.dumps(files)
 
 
+def files_of(text: str) -> dict[str, Digest]:
+    """Return the digests in what :func:`files_text` returned."""
+    return {name: Digest(*digest) for name, digest in json.loads(text).items()}
+
+
 def chained(before: bytes, step_row: _Row, files: str) -> bytes:
     """Return the seal of a step, given that of the step before; empty bytes stand before the first."""
     return _seal(before, step_row, files)
@@ -80,14 +85,10 @@ def vouched_by(rows: Rows) -> Vouched:
         last = chained(last, row, files)
         if seal != last:
             raise ValueError(f"the row of step {row[0]} is not as it was written")
-        vouched[row[0]] = _digests(files)
+        vouched[row[0]] = files_of(files)
     if of_run[1] != seal_of_run(rows.run, rows.changes, of_run[0], last):
         raise ValueError("the row of the run, or of a change in its settings, is not as it was written")
-    return Vouched(steps=vouched, run=_digests(of_run[0]))
-
-
-def _digests(files: str) -> dict[str, Digest]:
-    return {name: Digest(*digest) for name, digest in json.loads(files).items()}
+    return Vouched(steps=vouched, run=files_of(of_run[0]))
 
 
 def _seal(before: bytes, *values: Any) -> bytes:
