@@ -148,7 +148,7 @@ class RunDirectory:
                     Journal.create(path / JOURNAL, settings=settings, identity=identity)
                 journal = Journal(path / JOURNAL, read_only=False)
                 undo.callback(journal.close)
-                kept = _kept(journal.steps(), step)
+                kept = kept_steps(journal.steps(), step)
                 # All is read before anything is changed.
                 check_kept(path, journal, kept)
                 records = read_steps(path, journal)[: len(kept)]
@@ -313,7 +313,8 @@ def check_kept(path: Path, journal: Journal, kept: Sequence[StepEntry]) -> None:
         files.growing(name, up_to=kept[-1].step)
 
 
-def _kept(entries: Sequence[StepEntry], step: BackTo | None) -> list[StepEntry]:
+def kept_steps(entries: Sequence[StepEntry], step: BackTo | None) -> list[StepEntry]:
+    """Return the steps that stay when a run goes back to one, or to its start; all of them by default."""
     if isinstance(step, Rewind):
         return []
     return [entry for entry in entries if step is None or entry.step <= step]
@@ -372,10 +373,11 @@ def _contents_problem(
     stored = stored_identity(run.settings) or run.identity
     if refusal := refusal_of_changes(_flat(stored), _flat(identity), chosen=chosen):
         return f"{path}: holds {'a finished' if is_finished else 'an unfinished'} run with other settings: {refusal}"
-    return _step_problem(path, entries, step)
+    return step_problem(path, entries, step)
 
 
-def _step_problem(path: Path, entries: Sequence[StepEntry], step: BackTo | None) -> str | None:
+def step_problem(path: Path, entries: Sequence[StepEntry], step: BackTo | None) -> str | None:
+    """Return why a run cannot go back to a step; None if it can."""
     if step is None or isinstance(step, Rewind) or any(entry.step == step for entry in entries):
         return None
     have = f"it has {step_range(entries[0].step, entries[-1].step)}" if entries else "no step is committed yet"

@@ -27,7 +27,7 @@ from rollfeed.store.layout import (
     step_file,
 )
 from rollfeed.store.lock import RunLock
-from rollfeed.store.run_directory import check_kept
+from rollfeed.store.run_directory import Rewind, check_kept, kept_steps, step_problem
 from rollfeed.store.states import StateFiles
 from rollfeed.store.step_log import MetricsFile, read_records_of
 from rollfeed.store.vouching import num_whole, settings_text
@@ -59,11 +59,10 @@ def restore_run(directory: Path, step: int | None) -> Path:
 
 def _restore(directory: Path, journal: Journal, step: int | None) -> Path:
     entries = journal.steps()
-    kept = [entry for entry in entries if step is not None and entry.step <= step]
-    if step is not None and (not kept or kept[-1].step != step):
-        raise RunDirectoryError(
-            f"{directory}: has no step {step} to go back to; `rollfeed show {directory}` lists them"
-        )
+    back_to = Rewind.START if step is None else step
+    if problem := step_problem(directory, entries, back_to):
+        raise RunDirectoryError(problem)
+    kept = kept_steps(entries, back_to)
     check_kept(directory, journal, kept)
     records = read_records_of(directory / STEPS, kept, None)
     if kept:
