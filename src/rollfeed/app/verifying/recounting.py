@@ -30,7 +30,7 @@ class GroupRecount:
         self._before = LedgerCounts()
 
     def step(self, record: StepRecord, batch: TrainBatch, dropped: Sequence[Dropped]) -> None:
-        """GroupRecount one step."""
+        """Recount one step."""
         self._found.num_samples += len(batch.samples)
         self._check_account(record, batch, dropped)
         self._check_metrics(record, batch)
@@ -39,7 +39,7 @@ class GroupRecount:
         self._check_ledger(record, len(batch.groups), len(dropped))
 
     def finish(self, state: RunState, record: StepRecord) -> None:
-        """GroupRecount what the last step has left."""
+        """Recount what the last step has left."""
         counts, step = record.ledger, record.step
         live = {"surplus": state.surplus, "requeued": state.requeued, "in_flight": state.in_flight}
         for name, groups in live.items():

@@ -9,7 +9,7 @@ from rollfeed.app.lint import lint
 from rollfeed.app.verifying.file_checks import file_checks, uncovered_files
 from rollfeed.app.verifying.recounting import GroupRecount
 from rollfeed.app.verifying.verification import Recounted, Verification
-from rollfeed.errors import ConfigError, RollfeedError, RunDirectoryError
+from rollfeed.errors import RollfeedError, RunDirectoryError
 from rollfeed.lint import Flaw
 from rollfeed.store import RunReader
 from rollfeed.store.layout import GROWING_FILES, JOURNAL
@@ -88,7 +88,7 @@ def _recount(reader: RunReader, found: Verification, on_progress: Callable[[Veri
 def _lint(directory: Path, found: Verification, on_progress: Callable[[Verification], None]) -> None:
     try:
         report = lint(directory, rescores=False, on_progress=lambda _: on_progress(found))
-    except (ConfigError, RollfeedError) as error:
+    except RollfeedError as error:
         found.unchecked.append(f"masks and versions of samples: {error}")
         return
     for each in report.findings:
