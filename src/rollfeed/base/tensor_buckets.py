@@ -10,7 +10,7 @@ import io
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +42,7 @@ class TensorBucket:
     @property
     def sizes(self) -> list[int]:
         """Bytes of each tensor, which follow each other without a gap."""
-        shapes = map(torch.Size, self.shapes)
-        return [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+        return [math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
 
     @property
     def dtype_names(self) -> list[str]:
@@ -173,8 +172,7 @@ def bucket_of(names: list[str], dtypes: list[str], shapes: list[list[int]], *, m
         raise ValueError("names, dtypes and shapes must be as many, and types be PyTorch's")
     if not all(type(size) is int and size >= 0 for shape in shapes for size in shape):
         raise ValueError("shapes must be of whole numbers that are not negative")
-    num_bytes = sum(math.prod(shape) * each.itemsize for shape, each in zip(shapes, found, strict=True))
-    if num_bytes > most_bytes:
-        raise ValueError(f"{num_bytes} bytes are more than the model has, {most_bytes}")
     empty = TensorBucket(torch.empty(0), tuple(names), tuple(map(tuple, shapes)), tuple(found))
-    return TensorBucket(torch.empty(sum(empty.sizes), dtype=torch.uint8), empty.names, empty.shapes, empty.dtypes)
+    if (num_bytes := sum(empty.sizes)) > most_bytes:
+        raise ValueError(f"{num_bytes} bytes are more than the model has, {most_bytes}")
+    return replace(empty, bytes_B=torch.empty(num_bytes, dtype=torch.uint8))
