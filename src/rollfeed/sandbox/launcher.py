@@ -143,7 +143,8 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
     return int(_ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name), arguments))  # type: ignore[arg-type]
 
 
-def _load_libc() -> Any:
+def load_libc() -> Any:
+    """Return the C library, whose errors ``ctypes.get_errno`` tells."""
     import ctypes
 
     return ctypes.CDLL(None, use_errno=True)
@@ -207,11 +208,11 @@ def _enter_root(text: str) -> None:
     import ctypes
     import json
 
-    libc = _load_libc()
+    libc = load_libc()
     root = json.loads(text)
     at = root["at"]
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    _mount("tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
+    make_private()
+    mount_tmpfs(at, "mode=755,size=1m")
     for mount in root["mounts"]:
         _make_mount(mount, at + mount["at"])
     for name in ("null", "zero", "full", "random", "urandom"):
@@ -242,8 +243,7 @@ def _make_mount(mount: dict[str, Any], target: str) -> None:
     if kind != "file":
         os.makedirs(target, exist_ok=True)
     if kind == "tmpfs":
-        options = f"mode={mount['mode']},size={mount['size']},nr_inodes={mount['num_files'] + 1}"
-        _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+        mount_tmpfs(target, f"mode={mount['mode']},size={mount['size']},nr_inodes={mount['num_files'] + 1}")
         return
     if kind == "file":
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -256,10 +256,20 @@ def _make_mount(mount: dict[str, Any], target: str) -> None:
         _mount(None, target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV | kept)
 
 
+def make_private() -> None:
+    """Have mounts of this namespace seen nowhere else, and none of others here. Raises OSError."""
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def mount_tmpfs(target: str, options: str, *, again: bool = False) -> None:
+    """Mount a file system in memory, or bound the one that is there ``again``. Raises OSError."""
+    _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV | (_MS_REMOUNT if again else 0), options)
+
+
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     import ctypes
 
-    libc = _load_libc()
+    libc = load_libc()
     texts = [None if text is None else text.encode() for text in (source, target, kind)]
     if libc.mount(*texts, ctypes.c_ulong(flags), None if options is None else options.encode()) != 0:
         raise OSError(ctypes.get_errno(), f"mount on {target} failed: {os.strerror(ctypes.get_errno())}")

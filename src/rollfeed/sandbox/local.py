@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rollfeed.errors import SandboxError
@@ -66,8 +65,7 @@ class LocalSandbox:
         async with self._turns.take() as core, bounded as temporary:
             group = await asyncio.to_thread(self._make_group, limits)
             try:
-                run = partial(self._run, group=group, core=core, temporary=temporary)
-                return await run(command, stdin=stdin, limits=limits)
+                return await self._run(command, stdin=stdin, limits=limits, group=group, core=core, temporary=temporary)
             finally:
                 if group is not None:
                     await uncancelled(asyncio.to_thread(group.remove))

@@ -20,10 +20,9 @@ from typing import TypeVar
 
 from rollfeed.errors import SandboxError
 from rollfeed.protocols import ExecLimits
+from rollfeed.sandbox.launcher import load_libc, make_private, mount_tmpfs
 
-_CLONE_NEWNS = 0x20000
-_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 2, 4, 32, 16384, 1 << 18
-_MNT_DETACH = 2
+_CLONE_NEWNS, _MNT_DETACH = 0x20000, 2
 _T = TypeVar("_T")
 
 
@@ -48,11 +47,11 @@ class OwnMounts:
     async def mount(self, at: Path, *, mode: int, owner: int | None = None) -> None:
         """Mount an empty file system on a folder. Raises OSError."""
         options = f"mode={mode:o}" + ("" if owner is None else f",uid={owner},gid={owner}")
-        await self._do(partial(_mount, "tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, options))
+        await self._do(partial(mount_tmpfs, str(at), options))
 
     async def unmount(self, at: Path) -> None:
         """Let a file system go with all that it holds, as soon as no program has it. Raises OSError."""
-        await self._do(lambda: _check(_libc().umount2(os.fsencode(at), _MNT_DETACH)))
+        await self._do(lambda: _check(load_libc().umount2(os.fsencode(at), _MNT_DETACH)))
 
     @asynccontextmanager
     async def bounded(self, folder: Path, limits: ExecLimits) -> AsyncIterator[Path]:
@@ -90,9 +89,9 @@ def _bound(folder: Path, at: Path, limits: ExecLimits) -> None:
     """Bound what a folder holds, and make the temporary folders at ``at``; in the thread that sees what is mounted."""
     size, num_files = f"size={limits.max_file_bytes},nr_inodes=", limits.max_files + 1  # the top folder is one
     with suppress(OSError):  # it holds more already, of an earlier program: then it stays as it is
-        _mount("tmpfs", folder, None, _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, f"{size}{num_files}")
+        mount_tmpfs(str(folder), f"{size}{num_files}", again=True)
     at.mkdir()
-    _mount("tmpfs", at, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=755,{size}{num_files + 2}")
+    mount_tmpfs(str(at), f"mode=755,{size}{num_files + 2}")
     for name in ("tmp", "shm"):
         (at / name).mkdir()
         (at / name).chmod(0o1777)
@@ -100,20 +99,11 @@ def _bound(folder: Path, at: Path, limits: ExecLimits) -> None:
 
 def _leave_namespace() -> int:
     """Give this thread a mount namespace of its own, and return the thread's number."""
-    _check(_libc().unshare(_CLONE_NEWNS))
-    _mount(None, Path("/"), None, _MS_REC | _MS_PRIVATE, None)
+    _check(load_libc().unshare(_CLONE_NEWNS))
+    make_private()
     return threading.get_native_id()
-
-
-def _mount(source: str | None, at: Path, kind: str | None, flags: int, options: str | None) -> None:
-    texts = [None if text is None else text.encode() for text in (source, str(at), kind, options)]
-    _check(_libc().mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
 
 
 def _check(result: int) -> None:
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
