@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ class OnDemandSandboxes:
     ) -> None:
         self.private = list(private)
         """Folders that programs must not see."""
-        self._level, self._max_running, self._container = level, max_running, container
+        self._start = partial(start_sandboxes, level=level, max_running=max_running, container=container)
         self._on_isolation = on_isolation
         self._starting = asyncio.Lock()
         self._sandboxes: LocalSandboxes | ContainerSandboxes | None = None
@@ -232,12 +233,7 @@ class OnDemandSandboxes:
                 raise self._refusal
             if self._sandboxes is None:
                 try:
-                    sandboxes = await start_sandboxes(
-                        level=self._level,
-                        max_running=self._max_running,
-                        container=self._container,
-                        private=self.private,
-                    )
+                    sandboxes = await self._start(private=self.private)
                 except ConfigError as error:
                     self._refusal = error
                     raise
