@@ -78,6 +78,11 @@ class ClusterSettings(Section, resume=Resume.FREE):
     `update_timeout_seconds` of the servers.
     """
 
+    @property
+    def has_trainer_actor(self) -> bool:
+        """Whether `rollfeed train` trains in a process of its own, which may be on another machine."""
+        return self.kind is not ClusterKind.LOCAL and self.trainer is not TrainerPlace.DRIVER
+
     @field_validator("address", mode="after")
     @classmethod
     def _address_is_one(cls, given: str | None) -> str | None:

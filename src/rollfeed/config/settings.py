@@ -22,6 +22,7 @@ from rollfeed.config.reward import RewardSettings
 from rollfeed.config.rollout import RolloutMode, RolloutSettings
 from rollfeed.config.sampling import SamplingSettings
 from rollfeed.config.section import Resume, Section
+from rollfeed.config.servers import ServerSettings
 from rollfeed.config.teacher import TeacherSettings, TeacherUse
 from rollfeed.config.tools import ToolSettings
 from rollfeed.config.tracking import TrackingSettings
@@ -277,6 +278,11 @@ class Settings(RolloutConfig):
     def needs_engine(self) -> bool:
         """Whether something is sampled: by the run, or by the evaluations of its training."""
         return self.rollout.mode is not RolloutMode.SFT or (self.trains and self.eval.has_sets)
+
+    @property
+    def policy_servers(self) -> ServerSettings | None:
+        """The servers that answer with the policy; None with the embedded engine, and where nothing is sampled."""
+        return next(iter(self.engine.servers.values()), None) if self.needs_engine else None
 
     @property
     def num_servers(self) -> int | None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rollfeed.config import ClusterKind, RolloutMode, Settings
+from rollfeed.config import RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
-from rollfeed.config.cluster import TrainerPlace
 from rollfeed.config.optimizer import LearningRateSchedule
 from rollfeed.config.teacher import TeacherUse
 from rollfeed.config.train import Correction, OldLogprobs, TrainKind
@@ -78,9 +77,8 @@ def check_published(tensors: Mapping[str, Any], settings: Settings, checkpoint: 
     Raises:
         CheckpointError: If a name or a shape does not fit, or some are missing.
     """
-    servers = next(iter(settings.engine.servers.values()), None)
-    is_sent = servers is not None and servers.weights_transport in ("tensors", "nccl")
-    if settings.needs_engine and is_sent and has_weights(checkpoint):
+    servers = settings.policy_servers
+    if servers is not None and servers.weights_transport in ("tensors", "nccl") and has_weights(checkpoint):
         form = ServingForm(checkpoint)
         form.headers(served_tensors(tensors, form.stored, tied_head=form.is_tied))
 
@@ -93,9 +91,9 @@ def check_ranks(settings: Settings) -> None:
         return
     if train.kind is TrainKind.REWARD_MODEL:
         raise ConfigError(f"{what}: reward models are trained by one process: set it to 1")
-    if settings.cluster.kind is not ClusterKind.LOCAL and settings.cluster.trainer is not TrainerPlace.DRIVER:
+    if settings.cluster.has_trainer_actor:
         raise ConfigError(f"{what}: the processes are those of this host: set cluster.trainer = 'driver'")
-    servers = next(iter(settings.engine.servers.values()), None) if settings.needs_engine else None
+    servers = settings.policy_servers
     if servers is not None and servers.weights_transport in ("tensors", "nccl"):
         raise ConfigError(
             f"{what}: no process has all weights on its GPU, so that servers read them from files: set "
@@ -138,9 +136,9 @@ def check_trained_prompts(
         ConfigError: If one has pictures that the trainer cannot see, or a sample of the longest may have more tokens
             than the model takes.
     """
-    own, cluster = settings.plugins, settings.cluster
+    own = settings.plugins
     shown = next((prompt for prompt in prompts if prompt.images), None)
-    if shown is not None and cluster.kind is not ClusterKind.LOCAL and cluster.trainer is not TrainerPlace.DRIVER:
+    if shown is not None and settings.cluster.has_trainer_actor:
         raise ConfigError(
             f"prompts.datasets: {shown.prompt_id} has images, which a trainer on another node does not have: set "
             "cluster.trainer = 'driver'"
@@ -277,12 +275,12 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
 
 
 def _check_adapter(settings: Settings, checkpoint: Path) -> None:
-    lora, servers = settings.train.lora, next(iter(settings.engine.servers.values()), None)
+    lora, servers = settings.train.lora, settings.policy_servers
     if lora is None:
-        if settings.needs_engine and servers is not None and servers.weights_transport == "adapter":
+        if servers is not None and servers.weights_transport == "adapter":
             raise ConfigError('weights_transport = "adapter" is for what [train.lora] trains: add it, or set "disk"')
         return
-    if settings.cluster.kind is not ClusterKind.LOCAL and settings.cluster.trainer is not TrainerPlace.DRIVER:
+    if settings.cluster.has_trainer_actor:
         raise ConfigError("train.lora: adapters are trained in this process: set cluster.trainer = 'driver'")
     # They import PyTorch, which takes seconds.
     from rollfeed.model_files.loading import empty_model

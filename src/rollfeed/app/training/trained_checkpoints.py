@@ -40,8 +40,8 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
         raise CheckpointError(
             f"{start}: its weights are quantised, and cannot be trained: set train.checkpoint to the same model in BF16"
         )
-    servers = next(iter(settings.engine.servers.values()), None)
-    is_proven = settings.needs_engine and servers is not None and settings.weights.proof.num_texts != 0
+    servers = settings.policy_servers
+    is_proven = servers is not None and settings.weights.proof.num_texts != 0
     train, is_quantised = settings.train, bool((find_config(serving) or {}).get("quantization_config"))
     if (train.num_processes > 1 or train.lora is not None) and is_proven and is_quantised:
         what = "lora" if train.lora is not None else f"num_processes = {train.num_processes}"
@@ -49,7 +49,7 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
             f"train.{what}: that servers of a checkpoint in FP8 have new weights is proven by one process only, and of "
             "weights without an adapter: set weights.proof.num_texts = 0"
         )
-    if settings.needs_engine and servers is not None and servers.weights_transport in TRANSPORTS:
+    if servers is not None and servers.weights_transport in TRANSPORTS:
         form = ServingForm(serving)
         # The others fuse and split what they are given, and are checked with the trainer's own tensors.
         if start != serving and servers.weights_transport in ("disk", "delta"):

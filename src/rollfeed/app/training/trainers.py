@@ -25,8 +25,7 @@ from rollfeed.app.training.trained_checkpoints import TrainedCheckpoints, traine
 from rollfeed.cluster import Hosting, wanted_of_nodes
 from rollfeed.cluster.rank_group import RankGroup
 from rollfeed.cluster.ray_hosting import TRAINER, RayHosting, Resources
-from rollfeed.config import ClusterKind, RolloutMode, Settings
-from rollfeed.config.cluster import TrainerPlace
+from rollfeed.config import RolloutMode, Settings
 from rollfeed.config.paths import expand_path
 from rollfeed.config.train import TrainKind
 from rollfeed.config.weights import ProofSettings
@@ -130,7 +129,7 @@ async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None =
         async with _ranked_trainer(prepared, out) as ranked:
             yield ranked
         return
-    if cluster.kind is ClusterKind.LOCAL or cluster.trainer is TrainerPlace.DRIVER:
+    if not cluster.has_trainer_actor:
         yield await asyncio.to_thread(make_trainer, prepared)
         return
     checkpoints = await asyncio.to_thread(_checked, prepared)
