@@ -30,7 +30,7 @@ from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
 from rollfeed.training.placed_pictures import pixels_of_rows
-from rollfeed.training.ranks import Ranks, empty_copy, let_go, shard
+from rollfeed.training.ranks import Ranks, decoder_layers, empty_copy, let_go, shard
 from rollfeed.training.scoring import score_tokens, to_device
 
 logger = logging.getLogger(__name__)
@@ -113,8 +113,7 @@ def prepare_passes(policy: Policy, settings: TrainSettings) -> None:
         except ValueError as error:
             raise ConfigError(f"train.routing_replay = true: {error}; set it to false") from error
     if settings.compile:
-        lists = [each for each in policy.model.modules() if isinstance(each, torch.nn.ModuleList)]
-        for layer in max(lists, key=lambda each: sum(parameter.numel() for parameter in each.parameters()), default=()):
+        for layer in decoder_layers(policy.model):
             layer.compile(dynamic=True)  # once for all lengths
 
 

@@ -2,13 +2,14 @@
 
 from rollfeed.training.ranks.dealing import deal, pack_evenly, pass_figures
 from rollfeed.training.ranks.process_ranks import ALONE, Ranks
-from rollfeed.training.ranks.sharding import empty_copy, fill, let_go, shard, total_norm, wholes
+from rollfeed.training.ranks.sharding import decoder_layers, empty_copy, fill, let_go, shard, total_norm, wholes
 from rollfeed.training.ranks.weight_files import read_weights, write_weights
 
 __all__ = [
     "ALONE",
     "Ranks",
     "deal",
+    "decoder_layers",
     "empty_copy",
     "fill",
     "let_go",

@@ -42,12 +42,12 @@ def shard(
         # Autocast goes on choosing what is computed in which type, as in one process.
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
-    for layer in _layers(model):
+    for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision(computes_in))
     fully_shard(model, mesh=mesh, mp_policy=precision(head_in or computes_in))
 
 
-def _layers(model: Any) -> list[torch.nn.Module]:
+def decoder_layers(model: Any) -> list[torch.nn.Module]:
     """Return the decoder's layers: the longest list of modules by their parameters."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return list(max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=()))
