@@ -94,14 +94,12 @@ class Tally:
         """Return what all ranks have gathered together; they have the same names."""
         if ranks.size == 1:
             return self
-        found = Tally()
+        own, found = Tally(), Tally()
         for kind, values in self._gathered.items():
-            names = sorted(values)
-            ranks.check_alike({"the names of their metrics": ", ".join(names)})
-            if names:
-                found._gathered[kind] = dict(
-                    zip(names, ranks.reduce(kind, torch.stack([values[name] for name in names])), strict=True)
-                )
+            ranks.check_alike({"the names of their metrics": ", ".join(sorted(values))})
+            own._gathered[kind] = {name: value.cpu() for name, value in values.items()}  # a few numbers, once a batch
+        for each in ranks.everybodys(own):
+            found.merge(each)
         return found
 
     def metrics(self) -> dict[str, float]:

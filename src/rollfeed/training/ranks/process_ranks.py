@@ -9,16 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rollfeed.errors import RunFailedError
-
-_OPERATIONS = {
-    "count": dist.ReduceOp.SUM,
-    "sum": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +51,14 @@ class Ranks:
         Raises:
             RunFailedError: If they differ; all of them raise the same.
         """
+        told = self.everybodys(dict(facts))
         for name in facts:
-            said = [each.get(name) for each in self.everybodys(dict(facts))]
+            said = [each.get(name) for each in told]
             if other := [rank for rank, each in enumerate(said) if each != said[0]]:
                 raise RunFailedError(
                     f"train.num_processes = {self.size}: the processes do not agree on {name}: {said[0]} in rank 0 and "
                     f"{said[other[0]]} in rank {other[0]}: give them the same settings, files and packages"
                 )
-
-    def reduce(self, kind: str, values: Tensor) -> Tensor:
-        """Return sums or extremes over all of them; ``kind`` is one of a tally's."""
-        if self.size > 1:
-            values = values.cpu()  # a few numbers, once a batch
-            dist.all_reduce(values, op=_OPERATIONS[kind])
-        return values
 
 
 ALONE = Ranks()
