@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollfeed.app.inside_cluster.trainer_worker import TrainerWorker
-from rollfeed.app.model import load_settings_model
-from rollfeed.app.training.trainers import load_trainer
 from rollfeed.base.cores import num_physical_cores
 from rollfeed.errors import CheckpointError
 
@@ -50,18 +48,12 @@ class RankWorker(TrainerWorker):
 
         train = self._settings.train
         device = _device_of_rank(train.device)
-        ranks = Ranks.join(device, timeout_seconds=train.process_timeout_seconds)
+        self._ranks = ranks = Ranks.join(device, timeout_seconds=train.process_timeout_seconds)
         ranks.check_alike(_facts(self._settings.model_dump_json()))
         threads = max(1, (train.threads or num_physical_cores()) // ranks.size)
-        settings = self._settings.model_copy(
-            update={"train": train.model_copy(update={"device": str(device), "threads": threads})}
-        )
-        self._settings = settings
-        self._model = load_settings_model(settings, samples=False)
-        serving = self._model.checkpoint
-        self._trainer = load_trainer(
-            settings, serving=serving, num_batches=self._num_batches, ranks=ranks, folders=self._folders
-        )
+        own = train.model_copy(update={"device": str(device), "threads": threads})
+        self._settings = self._settings.model_copy(update={"train": own})
+        super()._open()
 
 
 def _device_of_rank(name: str) -> torch.device:

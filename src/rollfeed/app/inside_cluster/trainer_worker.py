@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rollfeed.training.checkpoint import TrainerState
     from rollfeed.training.objective import TrainReport
+    from rollfeed.training.ranks import Ranks
     from rollfeed.training.supervised import Demonstration
 
 
@@ -32,6 +33,7 @@ class TrainerWorker:
         self._settings = settings
         self._num_batches = num_batches
         self._folders = folders
+        self._ranks: Ranks | None = None
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
@@ -104,7 +106,11 @@ class TrainerWorker:
     def _open(self) -> None:
         self._model = load_settings_model(self._settings, samples=False)
         self._trainer = load_trainer(
-            self._settings, serving=self._model.checkpoint, num_batches=self._num_batches, folders=self._folders
+            self._settings,
+            serving=self._model.checkpoint,
+            num_batches=self._num_batches,
+            ranks=self._ranks,
+            folders=self._folders,
         )
 
     def _state(self) -> TrainerState:
