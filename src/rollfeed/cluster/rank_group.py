@@ -25,10 +25,9 @@ from typing import Any
 
 from rollfeed.base.waiting import until_done
 from rollfeed.cluster.hosting import Host, HostDiedError, returned
-from rollfeed.cluster.rank_process import RankAnswer, RankHello, log_of
+from rollfeed.cluster.rank_process import RankAnswer, log_of
 from rollfeed.errors import RunFailedError
 
-_log = logging.getLogger(__name__)
 _GRACE_SECONDS = 5.0
 """For the other ranks to answer when one has failed; alone they wait for it."""
 _ENDING_SECONDS = 5.0
@@ -132,8 +131,8 @@ class RankGroup(Host):
             with suppress(TimeoutError, EOFError, ConnectionError):  # who ends at once is gone below
                 accepted, _ = listener.accept()
                 connection = Connection(accepted.detach())
-                hello: RankHello = connection.recv()
-                self._connections[hello.rank] = connection
+                rank: int = connection.recv()
+                self._connections[rank] = connection
                 connection.send(self._object)
             gone = [rank for rank in self._pids if self._exit_code(rank) is not None]
             if gone or time.monotonic() > end:

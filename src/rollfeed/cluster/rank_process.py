@@ -28,13 +28,6 @@ _LOOK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
-class RankHello(NamedTuple):
-    """The first word of a rank."""
-
-    rank: int
-    pid: int
-
-
 class RankAnswer(NamedTuple):
     """The end of a call, with what was logged until then."""
 
@@ -80,7 +73,7 @@ def end_with(parent: int) -> None:
 
 
 async def serve(connection: Connection) -> None:
-    """RankAnswer calls, one after the other, until there are no more."""
+    """Answer calls, one after the other, until there are no more."""
     kept, ours = _UnsentRecords(), logging.getLogger("rollfeed")
     ours.addHandler(kept)
     ours.setLevel(logging.INFO)
@@ -105,7 +98,7 @@ def main() -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     connection = connect(sys.argv[1])
-    connection.send(RankHello(rank, os.getpid()))
+    connection.send(rank)
     asyncio.run(serve(connection))
     sys.stdout.flush()
     os._exit(0)

@@ -117,9 +117,9 @@ class ForkedRanks(RankGroup):
                     "import os, sys, asyncio\n"
                     "os.environ.update(environment)\n"
                     "sys.path[:] = path\n"
-                    "from rollfeed.cluster.rank_process import RankHello, connect, serve\n"
+                    "from rollfeed.cluster.rank_process import connect, serve\n"
                     "connection = connect(socket)\n"
-                    "connection.send(RankHello(rank, os.getpid()))\n"
+                    "connection.send(rank)\n"
                     "asyncio.run(serve(connection))\n"
                     "os._exit(0)\n",
                     {
