@@ -104,8 +104,8 @@ class CheckpointNames:
         They are parameters, and buffers that a checkpoint keeps. Those that need no conversion are the model's own
         memory.
         """
-        state = self._state() if self._converted else {}
-        return {**self.unchanged, **self.reverted({own: state[own].detach() for own in self._rest if self._converted})}
+        found = self.unchanged
+        return {**found, **self.reverted(self._unlike())} if self._converted else found
 
     @property
     def unchanged(self) -> dict[str, Tensor]:
@@ -118,12 +118,12 @@ class CheckpointNames:
         """The others as the model has them, by its names: what :meth:`reverted` takes at a time."""
         if not self._converted:
             return []
-        state = self._state()
-        alone = [self._revert({own: torch.empty(state[own].shape, device="meta")}) for own in self._rest]
+        unlike = self._unlike()
+        alone = [self._revert({own: torch.empty(each.shape, device="meta")}) for own, each in unlike.items()]
         found = {name: tuple(tensor.shape) for each in alone for name, tensor in each.items()}
         if all(found.get(name) == shape for name, shape in self._converted.items()):
-            return [{own: state[own].detach()} for own in self._rest]
-        return [{own: state[own].detach() for own in self._rest}]
+            return [{own: tensor} for own, tensor in unlike.items()]
+        return [unlike]
 
     def reverted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the checkpoint's tensors that some of the model's were made of."""
@@ -158,6 +158,11 @@ class CheckpointNames:
     def _state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         return state
+
+    def _unlike(self) -> dict[str, Tensor]:
+        """Return the model's tensors without a like in the checkpoint, tied ones once."""
+        state = self._state()
+        return {own: state[own].detach() for own in self._rest}
 
     def _place(self, name: str, state: Mapping[str, Tensor]) -> _ModelPlace:
         """Return where transformers puts a tensor; a name that the model does not have is no place."""
