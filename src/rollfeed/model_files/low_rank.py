@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -109,27 +110,23 @@ class AdaptedNames(CheckpointNames):
         }
 
     def write_adapter(self, folder: Path, *, base: Path) -> None:
-        """Write the adapter into a folder as peft does; ``base`` is the model's own."""
-        write_adapter(self.adapter(), self.config, folder, base=base)
+        """Write the adapter into a folder as peft does; ``base`` is the model's own.
+
+        The files are ``adapter_model.safetensors`` and ``adapter_config.json``.
+        """
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        copies = {name: tensor.contiguous().cpu() for name, tensor in self.adapter().items()}
+        save_file(copies, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        told = copy(self.config)
+        told.base_model_name_or_path = str(base)
+        told.save_pretrained(str(folder))
 
     def _state(self) -> dict[str, Tensor]:
         """Return the model's tensors under the names that they had without the adapter."""
         state = super()._state()
         return {name.replace(".base_layer.", "."): each for name, each in state.items() if ".lora_" not in name}
-
-
-def write_adapter(tensors: Mapping[str, Tensor], config: Any, folder: Path, *, base: Path) -> None:
-    """Write tensors and a configuration of peft as it does: ``adapter_model.safetensors``, ``adapter_config.json``."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    copies = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(copies, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
-    before, config.base_model_name_or_path = config.base_model_name_or_path, str(base)
-    try:
-        config.save_pretrained(str(folder))
-    finally:
-        config.base_model_name_or_path = before
 
 
 class MergedTensors(Mapping[str, Tensor]):
