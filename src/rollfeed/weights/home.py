@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rollfeed.errors import EngineProtocolError
 
+KEPT_FOLDERS = 2
+"""A server that comes back late loads the last one; the one before may still be being read."""
 _PREFIX, _LOCK = "rollfeed-weights-", ".lock"
 
 
@@ -26,6 +28,7 @@ class VersionsHome:
     def __init__(self, place: Path | None = None) -> None:
         self._place = place
         self._path: Path | None = None
+        self._written: list[Path] = []
 
     @property
     def path(self) -> Path:
@@ -47,6 +50,12 @@ class VersionsHome:
             self._path = path
             self._end = weakref.finalize(self, _let_go, lock, path if self._place is None else None)
         return self._path
+
+    def keep(self, folder: Path) -> None:
+        """Keep the folder of a new version, and remove older ones but for the last."""
+        self._written.append(folder)
+        while len(self._written) > KEPT_FOLDERS:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
 
     def close(self) -> None:
         """Remove the folder where it is temporary, and let go of it."""

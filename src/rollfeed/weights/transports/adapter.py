@@ -19,7 +19,6 @@ from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import AdapterUpdate, TensorUpdate
 from rollfeed.weights.home import VersionsHome
-from rollfeed.weights.transports.disk import KEPT_FOLDERS
 
 _NAME = "rollfeed-adapter"
 """By which requests ask for it."""
@@ -33,7 +32,6 @@ class AdapterTransport:
         self._checkpoint = context.checkpoint or Path()
         self._home = VersionsHome(context.folder)
         self._numbers = itertools.count(1)
-        self._written: list[Path] = []
 
     def meet(self, servers: Sequence[MetServer]) -> None:
         del servers
@@ -55,9 +53,7 @@ class AdapterTransport:
                 f"the adapter of version {update.policy_version} cannot be written: {error}; make room in "
                 f"{folder.parent}, or set weights_folder"
             ) from error
-        self._written.append(folder)
-        while len(self._written) > KEPT_FOLDERS:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        self._home.keep(folder)
         return self._make(folder, adapter_name=_NAME, policy_version=update.policy_version)
 
     def close(self) -> None:

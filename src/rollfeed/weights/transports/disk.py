@@ -15,9 +15,6 @@ from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.home import VersionsHome
 from rollfeed.weights.writing import write_some
 
-KEPT_FOLDERS = 2
-"""A server that comes back late loads the last one; the one before may still be being read."""
-
 
 class DiskTransport:
     """Fits :class:`rollfeed.protocols.WeightTransport`: writes a checkpoint folder for every update.
@@ -32,7 +29,6 @@ class DiskTransport:
         self._numbers = itertools.count(1)
         self._checkpoint = checkpoint
         self._untied_head = untied_head
-        self._written: list[Path] = []
 
     @classmethod
     def made_for(cls, context: TransportContext) -> DiskTransport:
@@ -66,9 +62,7 @@ class DiskTransport:
             raise EngineProtocolError(
                 f"weights of version {policy_version} cannot be written: {error}{remedy}"
             ) from error
-        self._written.append(folder)
-        while len(self._written) > KEPT_FOLDERS:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        self._home.keep(folder)
         return folder
 
     def close(self) -> None:

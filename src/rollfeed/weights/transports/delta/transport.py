@@ -16,11 +16,12 @@ import msgspec
 from rollfeed.errors import ConfigError, EngineProtocolError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
+from rollfeed.weights.home import KEPT_FOLDERS
 from rollfeed.weights.transports.delta.encoding import DamagedError
 from rollfeed.weights.transports.delta.files import CheckpointPieces, Sums, digest_of, write_delta
 from rollfeed.weights.transports.delta.receiver import HELD_PATH, PREPARE_PATH
 from rollfeed.weights.transports.delta.store import HeldVersion
-from rollfeed.weights.transports.disk import KEPT_FOLDERS, DiskTransport
+from rollfeed.weights.transports.disk import DiskTransport
 
 logger = logging.getLogger(__name__)
 
