@@ -37,21 +37,30 @@ if TYPE_CHECKING:
     from rollfeed.app.training.remote_trainer import RunTrainer
 
 _NUM_KEPT = 2
-_CHECKPOINT_NAME = re.compile(r"step-(\d{6,})")
+_CHECKPOINT_NAME = re.compile(r"step-\d{6,}")
 
 
 def newest_checkpoint(out: Path) -> int | None:
     """Return the batch after which the newest whole checkpoint of a run directory was written; None without one."""
-    if not (out / CHECKPOINTS).is_dir():
-        return None
-    found = [match for path in (out / CHECKPOINTS).iterdir() if (match := _CHECKPOINT_NAME.fullmatch(path.name))]
-    return max((int(match[1]) for match in found), default=None)
+    found = _step_folders(out)
+    return _step_of(found[-1]) if found else None
 
 
 def checkpoint_folders(out: Path) -> list[Path]:
     """Return where the states of the trainer are, that after the warm-up among them."""
-    found = sorted((out / CHECKPOINTS).glob("*"))
-    return [path for path in found if path.name == WARM_UP or _CHECKPOINT_NAME.fullmatch(path.name)]
+    return [*_step_folders(out), *([out / CHECKPOINTS / WARM_UP] if has_warm_up(out) else [])]
+
+
+def _step_folders(out: Path) -> list[Path]:
+    if not (out / CHECKPOINTS).is_dir():
+        return []
+    return sorted(
+        (path for path in (out / CHECKPOINTS).iterdir() if _CHECKPOINT_NAME.fullmatch(path.name)), key=_step_of
+    )
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def has_steps(out: Path) -> bool:
@@ -90,8 +99,7 @@ def save_step(trainer: RunTrainer, out: Path, step: int) -> None:
     (out / CHECKPOINTS).mkdir(exist_ok=True)
     if not _step_folder(out, step).exists():
         trainer.save(_step_folder(out, step))
-    kept = sorted(path for path in (out / CHECKPOINTS).iterdir() if _CHECKPOINT_NAME.fullmatch(path.name))
-    for path in kept[:-_NUM_KEPT]:
+    for path in _step_folders(out)[:-_NUM_KEPT]:
         shutil.rmtree(path)
 
 
