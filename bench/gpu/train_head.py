@@ -69,9 +69,7 @@ class WholeLogits(Policy):
         # Every row has the same trained places, so that nothing is copied.
         logits_TV = logits.reshape(-1, logits.shape[-1])
         targets_T = torch.from_numpy(micro_batch.targets_T).to(self.device)
-        return Scored(
-            *score_tokens(logits_TV, target_T=targets_T, temperature=1.0, sizes=ChunkSizes(1 << 22, 1 << 22, 0))
-        )
+        return Scored(*score_tokens(logits_TV, target_T=targets_T, temperature=1.0, sizes=BEFORE))
 
 
 class Bench:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -133,13 +134,7 @@ def make_model(folder: Path, arguments: argparse.Namespace) -> int:
     )
     from rollfeed.model_files import read_headers
 
-    count = 0
-    for header in read_headers(folder / "model").values():
-        size = 1
-        for length in header.shape:
-            size *= length
-        count += size
-    return count
+    return sum(math.prod(header.shape) for header in read_headers(folder / "model").values())
 
 
 def make_tokenizer(folder: Path) -> None:
