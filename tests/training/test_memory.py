@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rollfeed.config.train import TrainSettings
 from rollfeed.training import optimizer as optimizing
@@ -35,7 +36,10 @@ def test_moments_that_the_cpu_keeps_make_the_same_updates(
     expected = weights_after(make_trainer(), batches)
     monkeypatch.setattr(optimizing, "_PART_ELEMENTS", 10_000)  # several parts
     trainer = make_trainer(optimizer={"learning_rate": 1e-2, "offload": True})
-    found = weights_after(trainer, batches[:2])
+    parts: list[Any] = []
+    with register_optimizer_step_post_hook(lambda adamw, *_: parts.append(adamw)):
+        found = weights_after(trainer, batches[:2])
+    assert len(parts) > 2  # of an update a batch
     again = make_trainer(optimizer={"learning_rate": 1e-2, "offload": True})
     again.load_state_dict(trainer.state_dict())
     for each in (trainer, again):
@@ -44,12 +48,23 @@ def test_moments_that_the_cpu_keeps_make_the_same_updates(
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_activations_that_the_cpu_keeps_bring_the_same_gradient(make_trainer: MakeTrainer, batch_by_seed) -> None:
+def test_activations_that_the_cpu_keeps_bring_the_same_gradient(
+    make_trainer: MakeTrainer, batch_by_seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = [batch_by_seed(seed) for seed in range(2)]
     plain = weights_after(make_trainer(activation_checkpointing=True), batches)
     offloading = make_trainer(activation_checkpointing=True, activation_offload=True)
     assert offloading.policy.offloads
+    passes: list[Any] = []
+    own = torch.autograd.graph.save_on_cpu
+
+    def save_on_cpu(**options: Any) -> Any:
+        passes.append(options)
+        return own(**options)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", save_on_cpu)
     found = weights_after(offloading, batches)
+    assert passes
     assert all(torch.equal(found[name], plain[name]) for name in plain)
     with pytest.raises(ValidationError, match="no effect without activation_checkpointing"):
         TrainSettings(activation_offload=True)

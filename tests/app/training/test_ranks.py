@@ -329,7 +329,7 @@ def test_what_stops_one_process_ends_the_run_with_its_cause(
 
 
 @pytest.mark.soak
-def test_a_killed_run_leaves_no_process_and_no_memory(
+def test_a_killed_run_leaves_no_process(
     start_rollfeed: Callable[..., Any], tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     (tmp_path / "run.toml").write_text(
