@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch import Tensor
 from rollfeed.config.train import NonFinitePolicy, TrainSettings
 from rollfeed.errors import RunFailedError
 from rollfeed.model_files import read_headers
-from rollfeed.model_files.low_rank import AdaptedNames, PastAdapter
+from rollfeed.model_files.low_rank import AdaptedNames
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.protocols import LossFn, PictureProcessor
 from rollfeed.training.checkpoint import TrainerState, read_state, state_of, take_state, write_state
@@ -36,7 +35,6 @@ from rollfeed.training.model import (
     choose_device,
     computing_options,
     freeze,
-    hold_linear_layers_as_computed,
     load_policy_model,
     prepare_passes,
     spread,
@@ -50,6 +48,7 @@ from rollfeed.training.packing import (
     split_into_minibatches,
 )
 from rollfeed.training.ranks import ALONE, Ranks, deal, pack_evenly, pass_figures, write_weights
+from rollfeed.training.reference import HeldReference
 from rollfeed.training.sharing import longest_tree, may_share_pictures
 from rollfeed.types import Sample, TrainBatch
 
@@ -104,21 +103,19 @@ class Trainer:
         freeze(self._policy.model, settings.freeze_params)
         given, lora = (self._policy.model, read_headers(checkpoint)), settings.lora
         self._names = CheckpointNames(*given) if lora is None else AdaptedNames(*given, **lora.model_dump())
-        self._has_own_reference = reference is not None
-        has_reference = settings.loss.has_reference
-        has_past = has_reference and lora is not None and reference is None
-        self._past = PastAdapter(self._policy.model) if has_past else None
-        self._reference = load(reference or checkpoint) if has_reference and not has_past else None
-        if self._reference is not None:
-            self._reference.model.requires_grad_(False)
-            if ranks.size == 1:
-                hold_linear_layers_as_computed(self._reference)
+        has_reference, is_given = settings.loss.has_reference, reference is not None
+        own = load(reference or checkpoint) if has_reference and (lora is None or is_given) else None
+        is_spread = ranks.size > 1
+        self._reference = (
+            HeldReference(self._policy, own, is_given=is_given, is_spread=is_spread) if has_reference else None
+        )
         prepare_passes(self._policy, settings)
         with self._policy.computing():
-            self._longest_tree = longest_tree(self._policy, self._reference, checkpoint=checkpoint, settings=settings)
+            self._longest_tree = longest_tree(self._policy, own, checkpoint=checkpoint, settings=settings)
         self._shares_pictures: bool | None = None  # not tried
-        policies = (self._policy, self._reference)
-        self.exact_policy = self._policy if ranks.size == 1 else spread(*policies, ranks, device=self.device, **options)
+        self.exact_policy = (
+            spread(self._policy, own, ranks, device=self.device, **options) if is_spread else self._policy
+        )
         """The same model for passes in the type of its weights."""
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
@@ -227,10 +224,8 @@ class Trainer:
 
     def take_as_reference(self) -> None:
         """Measure the divergence, where it is penalised, from the model as it is now, unless a reference was given."""
-        if self._past is not None:
-            self._past.take()
-        elif self._reference is not None and not self._has_own_reference:
-            self._reference.model.load_state_dict(self._policy.model.state_dict())
+        if self._reference is not None:
+            self._reference.take()
 
     @property
     def adapter(self) -> AdaptedNames | None:
@@ -292,9 +287,7 @@ class Trainer:
             # With a single update the start is what that update's own pass says.
             several = self._settings.updates_per_batch > 1
             start_T = self._policy.score(micro_batch).logprobs_T if several else None
-            with self._past.in_place() if self._past else nullcontext():
-                other = self._policy if self._past else self._reference
-                reference_T = other.score(micro_batch).logprobs_T if other else None
+            reference_T = self._reference.logprobs(micro_batch) if self._reference else None
         return TrainedPart(micro_batch, learns, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
 
     def _updates(
