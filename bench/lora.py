@@ -3,8 +3,10 @@
 The tiny model of examples/reverse is random before its warm-up, and an adapter of random weights learns little: so one
 run of all weights, warm-up and a first batch at a learning rate of 0 in all but name, makes the model that both begin
 with. SmolLM2 begins with itself. Of each run: its curve, the bytes of what is published (weights as the checkpoint has
-them, and the adapter's file), of the trainer's newest checkpoint, and the most memory of its process. With ``--busy``
-the machine did other work at the same time, and seconds are of that.
+them, and the adapter's file), of the trainer's newest checkpoint and of the moments in it, and the most memory of its
+process; with ``--smollm2-set train.device=cuda:0`` that of the GPU as well, which is the trainer's alone, as the engine
+is on the CPU. The reversing example is always trained on the CPU. With ``--busy`` the machine did other work at the
+same time; seconds are of that, and of ``--jobs`` runs at a time.
 
 ::
 
@@ -15,24 +17,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import re
-import resource
 import shlex
 import sys
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
 from training_runs import train
 
+from rollfeed.benchmarks.client_process import peak_bytes
 from rollfeed.benchmarks.machine import machine
+from rollfeed.cli import main as cli
+from rollfeed.training.checkpoint import TENSORS_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 REVERSE = ROOT / "examples" / "reverse" / "train.toml"
 SMOLLM2 = ROOT / "examples" / "smollm2" / "train.toml"
 RANK, ALPHA, FACTOR = 16, 32, 10.0
 """The learning rate of an adapter is so many times that of all weights."""
+COMMAND = "train"
+"""This file with this word first is ``rollfeed train``, and tells of the memory in the end."""
 
 
 def main() -> None:
@@ -41,6 +49,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--examples", nargs="+", choices=["reverse", "smollm2"], default=["reverse", "smollm2"])
     parser.add_argument("--batches", type=int, help="instead of the example's own number")
+    parser.add_argument("--smollm2-set", action="append", default=[], help="as --set of rollfeed train, for SmolLM2")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--busy", action="store_true", help="the machine does other work")
     arguments = parser.parse_args()
     record: dict[str, Any] = {
@@ -50,26 +60,63 @@ def main() -> None:
         "lora": {"rank": RANK, "alpha": ALPHA, "target_modules": "all-linear", "learning_rate_factor": FACTOR},
         "runs": [],
     }
+    options = {"smollm2": arguments.smollm2_set, "reverse": ["train.device=cpu"]}
     more = [] if arguments.batches is None else [f"rollout.num_rollout={arguments.batches}"]
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(arguments.jobs) as pool:
         folder = Path(temporary)
-        for example in arguments.examples:
-            for seed in arguments.seeds:
-                settings = SMOLLM2 if example == "smollm2" else begun_reverse(folder / f"begun-{seed}", seed)
-                for kind in ("full", "lora"):
-                    out = folder / f"{example}-{seed}-{kind}"
-                    run = measured(settings, out, seed, [*more, *(lora_options(settings) if kind == "lora" else [])])
-                    record["runs"].append({"example": example, "kind": kind, **run})
-                    print({name: run[name] for name in ("seconds", "published_bytes", "max_memory_bytes")}, flush=True)
-                    print(kind, example, seed, [round(point["accuracy"], 3) for point in run["curve"]], flush=True)
-                    arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        # They are first in the queue, as runs wait for them.
+        seeds = arguments.seeds if "reverse" in arguments.examples else []
+        begun = {seed: pool.submit(begun_reverse, folder / f"begun-{seed}", seed) for seed in seeds}
+        runs = [
+            pool.submit(run_of, folder, example, seed, kind, [*options[example], *more], begun.get(seed))
+            for example in arguments.examples
+            for seed in arguments.seeds
+            for kind in ("full", "lora")
+        ]
+        for done in as_completed(runs):
+            if failure := done.exception():
+                print(f"a run failed: {failure}", file=sys.stderr, flush=True)
+                continue
+            run = done.result()
+            record["runs"].append(run)
+            print(
+                {name: each for name, each in run.items() if name not in ("overrides", "curve", "change")}, flush=True
+            )
+            print([round(point["accuracy"], 3) for point in run["curve"]], flush=True)
+            arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if len(record["runs"]) < len(runs):
+        raise SystemExit(1)
+
+
+def run_of(
+    folder: Path, example: str, seed: int, kind: str, options: list[str], begun: Future[Path] | None
+) -> dict[str, Any]:
+    """Make one run, of the reversing example when the model that it begins with is there; return its record."""
+    settings = begun.result() if example == "reverse" and begun else SMOLLM2
+    out = folder / f"{example}-{seed}-{kind}"
+    overrides = [*options, *(lora_options(settings) if kind == "lora" else [])]
+    run = train(settings, out, seed=seed, overrides=overrides, program=(__file__, COMMAND))
+    adapter = out / "model" / "adapter" / "adapter_model.safetensors"
+    published = [adapter] if adapter.exists() else (out / "model").glob("*.safetensors")
+    newest = max((out / "checkpoints").glob("step-*"))
+    with safe_open(newest / TENSORS_FILE, "pt") as file:
+        moments = [file.get_tensor(name).nbytes for name in file.keys() if name.startswith("exp_avg")]  # noqa: SIM118
+    return {
+        "example": example,
+        "kind": kind,
+        **run,
+        "published_bytes": sum(path.stat().st_size for path in published),
+        "checkpoint_bytes": sum(path.stat().st_size for path in newest.iterdir()),
+        "moments_bytes": sum(moments),
+        **json.loads(memory_file(out).read_text(encoding="utf-8")),
+    }
 
 
 def begun_reverse(folder: Path, seed: int) -> Path:
     """Make the model that both kinds begin with; return settings without the warm-up that it has had."""
     folder.mkdir()
     options = ["rollout.num_rollout=1", "train.optimizer.learning_rate=1e-12", "train.optimizer.warmup_updates=0"]
-    train(REVERSE, folder / "run", seed=seed, overrides=options)
+    train(REVERSE, folder / "run", seed=seed, overrides=[*options, "train.device=cpu"])
     text = REVERSE.read_text(encoding="utf-8").replace(
         'checkpoint = "tiny"', f'checkpoint = "{folder / "run" / "model"}"'
     )
@@ -85,24 +132,21 @@ def lora_options(settings: Path) -> list[str]:
     return [f"train.lora.rank={RANK}", f"train.lora.alpha={ALPHA}", f"train.optimizer.learning_rate={FACTOR * rate}"]
 
 
-def measured(settings: Path, out: Path, seed: int, options: list[str]) -> dict[str, Any]:
-    """Run the command from a process of its own, whose only child it is."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (settings, out, seed, options))
+def memory_file(out: Path) -> Path:
+    return out.with_suffix(".memory.json")
 
 
-def _measured(settings: Path, out: Path, seed: int, options: list[str]) -> dict[str, Any]:
-    run = train(settings, out, seed=seed, overrides=options)
-    adapter = out / "model" / "adapter" / "adapter_model.safetensors"
-    published = [adapter] if adapter.exists() else (out / "model").glob("*.safetensors")
-    newest = max((out / "checkpoints").glob("step-*"))
-    return {
-        **run,
-        "published_bytes": sum(path.stat().st_size for path in published),
-        "checkpoint_bytes": sum(path.stat().st_size for path in newest.iterdir()),
-        "max_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
-    }
+def command(arguments: list[str]) -> int:
+    """Do what the command does, and write the most memory that it has had beside its folder."""
+    code = cli.main([COMMAND, *arguments])
+    found = {"max_memory_bytes": peak_bytes()}
+    if torch.cuda.is_initialized():
+        found["max_gpu_bytes"] = torch.cuda.max_memory_allocated()
+    memory_file(Path(arguments[arguments.index("--out") + 1])).write_text(json.dumps(found), encoding="utf-8")
+    return code
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [COMMAND]:
+        sys.exit(command(sys.argv[2:]))
     main()

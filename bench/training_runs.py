@@ -20,14 +20,21 @@ OfSeed: TypeAlias = Callable[[int, Path, Sequence[str]], dict[str, Any]]
 _FIRST_EVALUATION = "after 0 batches"
 
 
-def train(settings: Path, out: Path, *, seed: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the command to its end.
+def train(
+    settings: Path,
+    out: Path,
+    *,
+    seed: int,
+    overrides: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "rollfeed", "train"),
+) -> dict[str, Any]:
+    """Run the command to its end; ``program`` is what Python is asked for.
 
     ``seconds`` are those of the whole process; ``seconds_before_training`` those until the first evaluation was done:
     start, model, warm-up and that evaluation. ``change`` is that of the accuracy from the first evaluation to the last,
     over the same prompts, with its paired interval.
     """
-    command = [sys.executable, "-m", "rollfeed", "train", str(settings), "--out", str(out)]
+    command = [sys.executable, *program, str(settings), "--out", str(out)]
     for override in (f"seed={seed}", *overrides):
         command += ["--set", override]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -104,6 +104,18 @@ def test_modules_that_are_not_there_are_refused_before_a_run(folder: Path, tiny_
         check_trained_model(spec.settings, tiny_checkpoint)
 
 
+@pytest.mark.parametrize("checkpoint", ["tiny", "tiny-moe"])
+def test_a_warm_up_of_an_adapter_of_random_weights_is_refused(
+    checkpoint: str, folder: Path, tiny_checkpoint: Path
+) -> None:
+    tree = spec_for(folder, tiny_checkpoint).settings.model_dump(mode="json", exclude_unset=True)
+    tree["model"]["checkpoint"] = checkpoint
+    check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
+    tree["train"]["warm_up"] = {"stop_accuracy": 0.5}
+    with pytest.raises(ConfigError, match=r"random and stay so.*name the folder model/"):
+        check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
+
+
 def test_what_is_proven_of_fp8_is_proven_without_an_adapter(folder: Path, tiny_checkpoint: Path) -> None:
     served = folder / "served"
     served.mkdir()

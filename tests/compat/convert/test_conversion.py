@@ -54,6 +54,34 @@ def test_defaults_that_differ_are_written_out() -> None:
     }
 
 
+def test_an_adapter_is_one_of_its_rank_and_modules() -> None:
+    keys = {"train.lora.rank": 8, "train.lora.alpha": 16, "train.lora.target_modules": ["all-linear"]}
+    assert {key: value("--lora-rank 8", key) for key in keys} == keys
+    flags = "--lora-rank 8 --lora-alpha 4 --target-modules q_proj,v_proj"
+    assert [value(flags, key) for key in keys] == [8, 4, ["q_proj", "v_proj"]]
+    of_megatron = "--lora-rank 8 --target-modules linear_qkv,linear_proj"
+    assert value(of_megatron, "train.lora.target_modules") == ["all-linear"]
+    assert "names of Megatron's layers" in reasons(of_megatron)["--target-modules"]
+    for off in ("--lora-rank 0 --lora-alpha 4", "--lora-alpha 4"):
+        assert not any(key.startswith("train.lora") for key in converted(off).settings)
+        assert reasons(off)["--lora-alpha"] == "without --lora-rank all weights are trained"
+
+
+def test_routing_that_is_replayed_is_that_of_the_engine() -> None:
+    keys = ("train.routing_replay", "sampling.return_routed_experts")
+    assert [value("--use-rollout-routing-replay", key) for key in keys] == [True, True]
+    assert [value("--use-routing-replay", key) for key in keys] == [None, None]
+    assert (
+        "replays the engine's choices of experts, and no others"
+        in reasons("--use-routing-replay")["--use-routing-replay"]
+    )
+    sft = "--loss-type sft_loss --rollout-function-path slime.rollout.sft_rollout.generate_rollout"
+    flags = f"--rollout-batch-size 8 --num-rollout 3 --prompt-data p.jsonl {sft} --use-rollout-routing-replay"
+    taught = convert_script(flags, source="flags")
+    assert not taught.settings.keys() & set(keys)
+    assert [each.reason for each in taught.left if "replay" in each.what] == ["in `sft` mode nothing is sampled"]
+
+
 def test_columns_that_a_file_has_not_are_not_named(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text(json.dumps({"input": "a", "tools": []}) + "\n")

@@ -16,6 +16,7 @@ from rollfeed.config.advantage import AdvantageEstimator
 from rollfeed.config.optimizer import LearningRateSchedule
 from rollfeed.config.teacher import TeacherUse
 from rollfeed.config.train import Correction, OldLogprobs, TrainKind
+from rollfeed.engine import TINY_MODEL, TINY_MOE_MODEL
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files import find_config, has_weights
 from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
@@ -282,6 +283,12 @@ def _check_adapter(settings: Settings, checkpoint: Path) -> None:
         return
     if settings.cluster.has_trainer_actor:
         raise ConfigError("train.lora: adapters are trained in this process: set cluster.trainer = 'driver'")
+    if settings.train.warm_up is not None and settings.model.checkpoint in (TINY_MODEL, TINY_MOE_MODEL):
+        raise ConfigError(
+            f"train.lora: the weights of model.checkpoint = {settings.model.checkpoint!r} are random and stay so, and "
+            "no adapter gets as far as train.warm_up asks: warm up without train.lora, and name the folder model/ of "
+            "that run as model.checkpoint"
+        )
     # They import PyTorch, which takes seconds.
     from rollfeed.model_files.loading import empty_model
     from rollfeed.model_files.low_rank import check_peft, check_targets

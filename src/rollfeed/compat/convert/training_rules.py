@@ -62,6 +62,8 @@ def set_training(draft: Draft) -> None:
             draft.leave(name, "in `sft` mode the loss is the cross entropy")
     else:
         _loss(draft, at)
+    _adapter(draft)
+    _routing(draft)
     per_token = draft.value("calculate-per-token-loss")
     draft.put(f"{at}normalisation", "token" if per_token else "sequence", "calculate-per-token-loss")
     answers = (draft.value("rollout-batch-size") or 4) * draft.value("n-samples-per-prompt")
@@ -127,3 +129,26 @@ def _loss(draft: Draft, at: str) -> None:
         draft.put(f"{at}correction", "none")
         for name in ("use-tis", "tis-clip"):
             draft.leave(name, restricted if draft.value("use-tis") else "it counts with --use-tis")
+
+
+def _adapter(draft: Draft) -> None:
+    if not draft.value("lora-rank"):
+        for name in ("lora-alpha", "target-modules"):
+            draft.leave(name, "without --lora-rank all weights are trained")
+        return
+    draft.put("train.lora.rank", draft.value("lora-rank"), "lora-rank")
+    draft.put("train.lora.alpha", draft.value("lora-alpha"), "lora-alpha")
+    modules = [each.strip() for each in (draft.value("target-modules") or "all-linear").split(",")]
+    if any(each.startswith("linear_") for each in modules):
+        draft.leave("target-modules", "names of Megatron's layers: name the checkpoint's, as q_proj; all are adapted")
+        modules = ["all-linear"]
+    draft.put("train.lora.target_modules", modules, "target-modules")
+
+
+def _routing(draft: Draft) -> None:
+    name = "use-rollout-routing-replay"
+    if draft.value(name) and draft.mode == "sft":
+        draft.leave(name, "in `sft` mode nothing is sampled")
+    elif draft.value(name):
+        draft.put("sampling.return_routed_experts", True, name)
+        draft.put("train.routing_replay", True, name)
