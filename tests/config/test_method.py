@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rollfeed.config import Settings, read_stored, stored_identity, validate_settings
-from rollfeed.config.train import LossSettings, Method, TrainSettings
+from rollfeed.config.method import Method
+from rollfeed.config.train import LossSettings, TrainSettings
 from rollfeed.errors import ConfigError
 
 PROMPTS = {"prompts": {"environments": [{"id": "core/copy_text"}]}}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rollfeed.batch import batch_advantages
 from rollfeed.config import Settings, validate_settings
-from rollfeed.config.train import Method
+from rollfeed.config.method import Method
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Group, Sample, TrainBatch, VersionSpan
 

@@ -14,6 +14,7 @@ from rollfeed.config.cluster import ClusterKind, ClusterSettings
 from rollfeed.config.engine import EngineSettings
 from rollfeed.config.evaluation import EvalSettings
 from rollfeed.config.filters import FiltersSettings
+from rollfeed.config.method import advantage_of, as_method
 from rollfeed.config.metrics import MetricsSettings
 from rollfeed.config.model import ModelSettings
 from rollfeed.config.plugins import PluginSettings, import_path_of
@@ -33,8 +34,6 @@ from rollfeed.config.train import (
     OldLogprobs,
     TrainKind,
     TrainSettings,
-    advantage_of,
-    as_method,
 )
 from rollfeed.config.weights import WeightSettings
 

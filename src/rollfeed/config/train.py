@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from rollfeed.config.lora import LoraSettings
+from rollfeed.config.method import Method, as_method, loss_of
 from rollfeed.config.optimizer import OptimizerSettings
 from rollfeed.config.plugins import Plugin
 from rollfeed.config.section import Free, OnPurpose, Resume, Section
@@ -86,54 +87,6 @@ class TrainKind(StrEnum):
     REWARD_MODEL = "reward_model"
 
 
-class Method(StrEnum):
-    """A combination of settings that a paper names."""
-
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    DAPO = "dapo"
-    GSPO = "gspo"
-    REINFORCE_PP = "reinforce_pp"
-    RLOO = "rloo"
-    CISPO = "cispo"
-
-
-_BY_STD = {"estimator": "group_mean", "divide_by_std": True}
-_PPO = {"objective": "clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
-_METHODS: Mapping[Method, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    Method.GRPO: (_BY_STD, {**_PPO, "normalisation": "sequence"}),  # arXiv:2402.03300, equation 3
-    # arXiv:2503.20783, section 3.2
-    Method.DR_GRPO: ({"estimator": "group_mean", "divide_by_std": False}, {**_PPO, "normalisation": "constant"}),
-    # arXiv:2503.14476, sections 3.1 and 3.3
-    Method.DAPO: (_BY_STD, {**_PPO, "clip_high": 0.28, "normalisation": "token"}),
-    # arXiv:2507.18071, equation 5 and section 5.1
-    Method.GSPO: (
-        _BY_STD,
-        {**_PPO, "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "normalisation": "sequence"},
-    ),
-    Method.REINFORCE_PP: ({"estimator": "reinforce_pp"}, {**_PPO, "normalisation": "token"}),  # arXiv:2501.03262
-    # arXiv:2402.14740: a rollout is one action, its log-probability a sum that nothing divides.
-    Method.RLOO: ({"estimator": "leave_one_out"}, {**_PPO, "normalisation": "constant", "constant_length": 1}),
-    # arXiv:2506.13585, equations 4 and 5: no lower bound; weights up to 5 as in arXiv:2510.13786.
-    Method.CISPO: (
-        _BY_STD,
-        {**_PPO, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0, "normalisation": "token"},
-    ),
-}
-"""Keys of ``[advantage]`` and of ``[train.loss]``."""
-
-
-def as_method(name: Any) -> Method | None:
-    """Return the method of a name; None for none, and for what validation will refuse."""
-    return Method(name) if name in [*Method] else None
-
-
-def advantage_of(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``[advantage]`` with what is given on top; another estimator takes nothing from the method's."""
-    own, _ = _METHODS[method]
-    return {**(own if given.get("estimator", own["estimator"]) == own["estimator"] else {}), **given}
-
-
 class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """The policy loss; `train.method` sets these keys as the paper of a method has them, and single ones on top."""
 
@@ -201,6 +154,14 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """The reference, as `model.checkpoint` names a model, with the same vocabulary; a warm-up does not change it. Used
     where `kl_coefficient` is above 0, and by `function`.
     """
+    reference_refresh_interval: int = Field(default=0, ge=0, le=1_000_000)
+    """Batches after which the reference becomes the policy as it is then, and again after as many (slime's
+    `--ref-update-interval`, TRL's `ref_model_sync_steps`), also one that `reference_checkpoint` names; 0 leaves it.
+    """
+    reference_mixup_alpha: float = Field(default=1.0, gt=0.0, le=1.0, strict=False)
+    """The policy's share of the weights of the reference then; the rest are those that it had (TR-DPO,
+    arXiv:2404.09656; TRL's `ref_model_mixup_alpha`).
+    """
     kl_estimator: KLEstimator = Field(default=KLEstimator.K3, strict=False)
     """As Schulman names them ("Approximating KL Divergence", 2020): `k1` is the log-ratio, `k2` half its square, `k3`
     is never negative and has little variance. As a loss, `k2` has the gradient of the divergence itself, and that of
@@ -214,6 +175,12 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
             object.__setattr__(self, "dual_clip", 0.0 if is_bounded else 3.0)  # it depends on others, and is frozen
         if self.reference_checkpoint is not None and not self.has_reference:
             raise ValueError("reference_checkpoint has no effect with kl_coefficient = 0: raise it, or leave it out")
+        if self.reference_refresh_interval and not self.has_reference:
+            raise ValueError(
+                "reference_refresh_interval has no effect with kl_coefficient = 0: raise that, or set it to 0"
+            )
+        if self.reference_mixup_alpha != 1.0 and not self.reference_refresh_interval:
+            raise ValueError("reference_mixup_alpha has no effect with reference_refresh_interval = 0: raise that")
         if 0.0 < self.dual_clip <= 1.0:
             raise ValueError(f"dual_clip = {self.dual_clip:g} would clip ratios that have not risen: raise it above 1")
         if self.dual_clip and self.objective is Objective.CISPO:
@@ -372,6 +339,11 @@ class TrainSettings(Section):
             raise ValueError(f"{what}kind = 'reward_model' has a head to train as well")
         if self.num_processes > 1:
             raise ValueError(f"{what}set num_processes = 1")
+        loss = self.loss
+        if loss.reference_refresh_interval and loss.reference_checkpoint is not None:
+            raise ValueError(f"{what}a reference that it refreshes has the same weights: remove reference_checkpoint")
+        if loss.reference_mixup_alpha != 1.0:
+            raise ValueError(f"{what}two of them cannot be mixed matrix by matrix: set loss.reference_mixup_alpha = 1")
         return self
 
     @model_validator(mode="before")
@@ -381,7 +353,7 @@ class TrainSettings(Section):
             return values
         loss = values.get("loss", {})
         given = loss.model_dump(exclude_unset=True) if isinstance(loss, LossSettings) else loss
-        return {**values, "loss": {**_METHODS[method][1], **given}} if isinstance(given, Mapping) else values
+        return {**values, "loss": loss_of(method, given)} if isinstance(given, Mapping) else values
 
     @property
     def updates_per_batch(self) -> int:

@@ -207,28 +207,24 @@ def without_adapter(model: Any) -> Iterator[None]:
 
 
 class PastAdapter:
-    """The adapter as it was, put back for some passes; at first there is none, which is the model without it."""
+    """The adapter as it was, put back for some passes; a new one adds nothing, which is the model without it."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._kept: dict[str, Tensor] | None = None
+        self.take()
 
     def take(self) -> None:
         """Keep the adapter as it is now."""
         trained = self._model.named_parameters()
-        self._kept = {name: each.detach().clone() for name, each in trained if each.requires_grad}
+        self.tensors = {name: each.detach().clone() for name, each in trained if each.requires_grad}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the model compute with it; passes have no gradient then."""
-        if self._kept is None:
-            with without_adapter(self._model):
-                yield
-            return
-        parameters = {name: self._model.get_parameter(name) for name in self._kept}
+        parameters = {name: self._model.get_parameter(name) for name in self.tensors}
         present = {name: parameter.data for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
-            parameter.data = self._kept[name]
+            parameter.data = self.tensors[name]
         try:
             yield
         finally:

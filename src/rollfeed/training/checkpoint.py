@@ -22,6 +22,7 @@ from rollfeed.training.ranks import ALONE, Ranks, fill, wholes
 TENSORS_FILE = "trainer.safetensors"
 VALUES_FILE = "trainer.json"
 _FORMAT = 1
+_REFERENCE = "reference/"
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -43,23 +44,32 @@ class TrainerState:
 
     tensors: Mapping[str, Tensor]
     """``model/NAME``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` for every parameter, ``buffer/NAME`` for every buffer
-    that a checkpoint has; the trainer's own memory: write or copy them before the next update.
+    that a checkpoint has, and ``reference/NAME`` for those of a reference that is refreshed; the trainer's own memory:
+    write or copy them before the next update.
     """
     values: Mapping[str, Any]
     """JSON values."""
 
 
-def state_of(model: Any, optimizer: Optimizer, *, step: int) -> TrainerState:
-    """Return the state of a model and its optimizer after ``step`` batches."""
+def state_of(model: Any, optimizer: Optimizer, *, step: int, reference: Mapping[str, Tensor]) -> TrainerState:
+    """Return the state of a model, its optimizer and what is kept of its reference after ``step`` batches."""
     tensors, values = optimizer.state()
     parameters = {f"model/{name}": parameter.detach() for name, parameter in optimizer.parameters.items()}
-    buffers = {f"buffer/{name}": buffer for name, buffer in _buffers(model).items()}
+    buffers = {f"buffer/{name}": buffer for name, buffer in buffers_of(model).items()}
+    kept = {f"{_REFERENCE}{name}": tensor for name, tensor in reference.items()}
     told = {**values, "step": step, **({} if (adapter := adapter_of(model)) is None else {"lora": adapter})}
-    return TrainerState(tensors={**parameters, **buffers, **tensors}, values=told)
+    return TrainerState(tensors={**parameters, **buffers, **tensors, **kept}, values=told)
 
 
-def take_state(state: TrainerState, model: Any, optimizer: Optimizer) -> int:
+def has_reference(state: TrainerState) -> bool:
+    """Whether a state has a reference."""
+    return any(name.startswith(_REFERENCE) for name in state.tensors)
+
+
+def take_state(state: TrainerState, model: Any, optimizer: Optimizer, *, reference: Mapping[str, Tensor]) -> int:
     """Give a model and its optimizer the state of :func:`state_of`; return the batches it is after.
+
+    ``reference`` are the tensors of the reference, which are left as they are where the state has none.
 
     Raises:
         CheckpointError: If it is of another model or adapter; nothing is changed then.
@@ -72,15 +82,24 @@ def take_state(state: TrainerState, model: Any, optimizer: Optimizer) -> int:
                 f"the trainer's state is of another model: it has no weight {name!r} of shape "
                 f"{tuple(parameter.shape)}; start from the checkpoint that it was trained from"
             )
+    told = {f"{_REFERENCE}{name}": tensor for name, tensor in reference.items()} if has_reference(state) else {}
+    for name, tensor in told.items():
+        if (stored := state.tensors.get(name)) is None or stored.shape != tensor.shape:
+            raise CheckpointError(
+                f"the trainer's state is of another reference: it has no {name!r} of shape {tuple(tensor.shape)}; set "
+                "train.loss.reference_checkpoint and train.lora as they were"
+            )
     optimizer.load_state(state.tensors, state.values)
     for name, parameter in optimizer.parameters.items():
         fill(parameter, state.tensors[f"model/{name}"])
-    for name, buffer in _buffers(model).items():
+    for name, buffer in buffers_of(model).items():
         fill(buffer, state.tensors.get(f"buffer/{name}", buffer))  # states of earlier versions have none
+    for name, tensor in told.items():
+        fill(tensor, state.tensors[name])
     return int(state.values["step"])
 
 
-def _buffers(model: Any) -> dict[str, Tensor]:
+def buffers_of(model: Any) -> dict[str, Tensor]:
     """Return the buffers that a checkpoint has, by the model's names."""
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}

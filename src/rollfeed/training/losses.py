@@ -16,7 +16,7 @@ RLOO           :func:`clipped_policy_loss`     token, 0.8 to 1.2        ``CONSTA
 CISPO          :func:`weighted_policy_loss`    token, 0 to 5            ``TOKEN``          group mean, std
 =============  ==============================  =======================  =================  ====================
 
-:mod:`rollfeed.config.train` has the same as settings. Sources: GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO
+:mod:`rollfeed.config.method` has the same as settings. Sources: GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO
 arXiv:2503.14476, GSPO arXiv:2507.18071, REINFORCE++ arXiv:2501.03262, RLOO arXiv:2402.14740, CISPO arXiv:2506.13585;
 the functions name sections and equations.
 

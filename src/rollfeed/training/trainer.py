@@ -28,7 +28,7 @@ from rollfeed.model_files import read_headers
 from rollfeed.model_files.low_rank import AdaptedNames
 from rollfeed.model_files.names import CheckpointNames
 from rollfeed.protocols import LossFn, PictureProcessor
-from rollfeed.training.checkpoint import TrainerState, read_state, state_of, take_state, write_state
+from rollfeed.training.checkpoint import TrainerState, has_reference, read_state, state_of, take_state, write_state
 from rollfeed.training.losses import OwnLoss, sequence_weights
 from rollfeed.training.model import (
     Policy,
@@ -103,19 +103,16 @@ class Trainer:
         freeze(self._policy.model, settings.freeze_params)
         given, lora = (self._policy.model, read_headers(checkpoint)), settings.lora
         self._names = CheckpointNames(*given) if lora is None else AdaptedNames(*given, **lora.model_dump())
-        has_reference, is_given = settings.loss.has_reference, reference is not None
-        own = load(reference or checkpoint) if has_reference and (lora is None or is_given) else None
-        is_spread = ranks.size > 1
-        self._reference = (
-            HeldReference(self._policy, own, is_given=is_given, is_spread=is_spread) if has_reference else None
-        )
+        is_compared, is_given = settings.loss.has_reference, reference is not None
+        own = load(reference or checkpoint) if is_compared and (lora is None or is_given) else None
+        held = partial(HeldReference, self._policy, own, settings=settings.loss, is_given=is_given)
+        self._reference = held(is_spread=ranks.size > 1) if is_compared else None
         prepare_passes(self._policy, settings)
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, own, checkpoint=checkpoint, settings=settings)
         self._shares_pictures: bool | None = None  # not tried
-        self.exact_policy = (
-            spread(self._policy, own, ranks, device=self.device, **options) if is_spread else self._policy
-        )
+        policies = (self._policy, own)
+        self.exact_policy = self._policy if ranks.size == 1 else spread(*policies, ranks, device=self.device, **options)
         """The same model for passes in the type of its weights."""
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
@@ -173,6 +170,8 @@ class Trainer:
         finally:
             self._optimizer.forget_gradients()
         self.step, self._num_made = self.step + 1, 0
+        if self._reference is not None:
+            self._reference.refresh(self.step)
         figures = {
             **tally.over(self._ranks).metrics(),
             **{name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]},
@@ -238,7 +237,8 @@ class Trainer:
 
     def state_dict(self) -> TrainerState:
         """Return all that :meth:`load_state_dict` needs to go on exactly from here; for a trainer alone."""
-        return state_of(self._policy.model, self._optimizer, step=self.step)
+        kept = self._reference.tensors() if self._reference is not None and self._reference.is_stored else {}
+        return state_of(self._policy.model, self._optimizer, step=self.step, reference=kept)
 
     def load_state_dict(self, state: TrainerState) -> None:
         """Go to a state that :meth:`state_dict` returned; on a CPU, all that follows is equal bit by bit.
@@ -248,7 +248,11 @@ class Trainer:
         Raises:
             CheckpointError: If it is of another model; nothing is changed then.
         """
-        self.step, self._num_made = take_state(state, self._policy.model, self._optimizer), 0
+        held = self._reference
+        own = {} if held is None else held.tensors()
+        self.step, self._num_made = take_state(state, self._policy.model, self._optimizer, reference=own), 0
+        if held is not None:
+            held.is_stored = held.is_stored or has_reference(state)
 
     def save(self, folder: Path) -> None:
         """Write the state as a new folder; see :func:`rollfeed.training.checkpoint.write_state`."""

@@ -243,10 +243,12 @@ def test_what_several_processes_cannot_train_is_refused(
         check_training(settings)
 
 
+REFRESHED = {"kl_coefficient": 0.1, "reference_refresh_interval": 3, "reference_mixup_alpha": 0.5}
 LOSSES: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in ("grpo", "dr_grpo", "dapo", "gspo", "reinforce_pp", "rloo", "cispo")},
     "masked": {"loss": {"correction": "mask", "correction_level": "sequence", "kl_coefficient": 0.1}},
     "rollout": {"loss": {"old_logprobs": "rollout", "dual_clip": 3.0}},
+    "refreshed": {"loss": REFRESHED},
 }
 
 
@@ -288,10 +290,11 @@ def test_supervised_training_is_that_of_one_process(
 def test_checkpoints_are_taken_on_by_any_number_of_processes(
     tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
 ) -> None:
+    settings: dict[str, Any] = {"loss": REFRESHED}
     for count, num_rollout in ((2, 2), (3, 4), (1, 6), (3, 7)):
-        rollout = {"num_rollout": num_rollout}
-        train(spec_for(tmp_path, tiny_checkpoint, rollout=rollout, train={"num_processes": count}), tmp_path / "run")
-    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", rollout=rollout))
+        changed = {"rollout": {"num_rollout": num_rollout}, "train": {**settings, "num_processes": count}}
+        train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
 
 
 @pytest.mark.soak

@@ -67,6 +67,20 @@ def test_a_reference_without_a_divergence_is_refused(tiny_checkpoint: Path) -> N
         settings(tiny_checkpoint, loss={"reference_checkpoint": str(tiny_checkpoint)})
 
 
+def test_a_reference_of_another_shape_is_not_refreshed(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"][:4].clone()
+
+    other = changed(tiny_checkpoint, tmp_path / "other", cut)
+    loss = {"kl_coefficient": 0.1, "reference_checkpoint": str(other)}
+    assert trained_checkpoints(settings(tiny_checkpoint, loss=loss), tiny_checkpoint).reference == other
+    loss["reference_refresh_interval"] = 2
+    with pytest.raises(CheckpointError, match=r"its weight 'model\.norm\.weight' is not that of what is trained"):
+        trained_checkpoints(settings(tiny_checkpoint, loss=loss), tiny_checkpoint)
+    loss["reference_checkpoint"] = str(shutil.copytree(tiny_checkpoint, tmp_path / "same"))
+    trained_checkpoints(settings(tiny_checkpoint, loss=loss), tiny_checkpoint)
+
+
 def test_a_model_in_fp8_is_served_and_not_trained(tiny_checkpoint: Path, fp8_checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match=r"quantised, and cannot be trained: set train\.checkpoint"):
         trained_checkpoints(settings(fp8_checkpoint), fp8_checkpoint)

@@ -129,6 +129,7 @@ def test_columns_that_a_file_has_not_are_not_named(tmp_path: Path) -> None:
         ("--disable-grpo-std-normalization", "advantage.divide_by_std", False),
         ("--n-samples-per-prompt 1", "advantage.divide_by_std", False),
         ("--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl", "train.loss.kl_estimator", "k3"),
+        ("--use-kl-loss --kl-loss-coef 0.01 --ref-update-interval 20", "train.loss.reference_refresh_interval", 20),
         ("--use-tis --tis-clip 3", "train.loss.correction_high", 3.0),
         ("--eps-clip 0.1", "train.loss.clip_high", 0.1),
         ("--global-batch-size 16", "train.num_minibatches", 2),

@@ -40,6 +40,8 @@ def trained_checkpoints(settings: Settings, serving: Path) -> TrainedCheckpoints
         raise CheckpointError(
             f"{start}: its weights are quantised, and cannot be trained: set train.checkpoint to the same model in BF16"
         )
+    if reference is not None and settings.train.loss.reference_refresh_interval:
+        _check_refreshed(start, reference)
     servers = settings.policy_servers
     is_proven = servers is not None and settings.weights.proof.num_texts != 0
     train, is_quantised = settings.train, bool((find_config(serving) or {}).get("quantization_config"))
@@ -70,6 +72,17 @@ def _found(key: str, name: str, settings: Settings, serving: Path) -> Path:
     except CheckpointError as error:
         raise CheckpointError(f"{key}: {error}") from None
     return folder
+
+
+def _check_refreshed(start: Path, reference: Path) -> None:
+    """Refuse a reference that cannot take the weights of what is trained."""
+    ours, theirs = ({name: each.shape for name, each in read_headers(folder).items()} for folder in (start, reference))
+    if other := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        raise CheckpointError(
+            f"train.loss.reference_checkpoint: {reference}: its weight {other[0]!r} is not that of what is trained "
+            f"({start}), whose weights train.loss.reference_refresh_interval gives it: set that to 0, or name a model "
+            "of the same shape"
+        )
 
 
 def _check_shapes(form: ServingForm, start: Path, serving: Path) -> None:

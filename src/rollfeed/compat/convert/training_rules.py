@@ -113,8 +113,10 @@ def _loss(draft: Draft, at: str) -> None:
         draft.put(f"{at}kl_coefficient", draft.value("kl-loss-coef"), "use-kl-loss", "kl-loss-coef")
         kind = draft.value("kl-loss-type")
         draft.put(f"{at}kl_estimator", "k3" if kind == "low_var_kl" else kind, "kl-loss-type")
+        if draft.value("ref-update-interval"):
+            draft.put(f"{at}reference_refresh_interval", draft.value("ref-update-interval"), "ref-update-interval")
     else:
-        for name in ("use-kl-loss", "kl-loss-coef", "kl-loss-type"):
+        for name in ("use-kl-loss", "kl-loss-coef", "kl-loss-type", "ref-update-interval"):
             draft.leave(name, "without a weight (--use-kl-loss with --kl-loss-coef above 0) there is no divergence")
     restricted = "sampling is restricted (--rollout-top-p, --rollout-top-k): its probabilities are not the trainer's"
     if draft.value("use-rollout-logprobs"):
