@@ -73,6 +73,7 @@ async def gateway(
     folder: Path | None = None,
     context_length: int = 10_000,
     silent_seconds: float = 60.0,
+    reading_seconds: float = 60.0,
     **others: Any,
 ) -> AsyncIterator[Client]:
     engine = engine or ScriptedEngine()
@@ -84,7 +85,7 @@ async def gateway(
     )
     journal = None if folder is None else FolderJournal(folder)
     sessions = Sessions(policy, engine, caps=caps or Caps(), journal=journal, **others)
-    application = GatewayServer(sessions, token=TOKEN).application()
+    application = GatewayServer(sessions, token=TOKEN, reading_seconds=reading_seconds).application()
     try:
         serving = serve_application(application, host="127.0.0.1", port=0, silent_seconds=silent_seconds)
         async with engine, serving as address, aiohttp.ClientSession() as http:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.gateway.clients import Client, gateway, said
+from tests.gateway.clients import TOKEN, Client, gateway, said
 
 from rollfeed.gateway.policy import Caps
 from rollfeed.testing import CharTokenizer, ScriptedEngine
@@ -127,20 +127,36 @@ def test_a_body_that_is_no_request_is_refused_and_counted(body: bytes) -> None:
 
 def head_of(path: str, size: int) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {size}"]
+    lines += [f"x-api-key: {TOKEN}"]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def test_of_a_body_that_is_too_large_nothing_is_read() -> None:
+@pytest.mark.parametrize("path", ["/s/{key}/v1/messages", "/sessions", "/sessions/{id}/finish"])
+def test_of_a_body_that_is_too_large_nothing_is_read(path: str) -> None:
     async def attempt(client: Client, opened: dict[str, Any]) -> None:
         host, port = client.address.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         size = 200 * 1024**2
-        writer.write(head_of(f"/s/{opened['key']}/v1/messages", size))
+        writer.write(head_of(path.format(**opened), size))
         assert b" 413 " in await reader.readline()
         writer.close()
         assert client.count("too_large") == 1
 
     run(attempt)
+
+
+@pytest.mark.parametrize("path", ["/s/{key}/v1/messages", "/sessions", "/sessions/{id}/finish"])
+def test_a_body_that_does_not_come_is_refused_and_counted(path: str) -> None:
+    async def attempt(client: Client, opened: dict[str, Any]) -> None:
+        host, port = client.address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head_of(path.format(**opened), 100) + b'{"reward": ')
+        assert b" 400 " in await reader.readline()
+        assert b"the body has not come within 0.05 seconds" in await reader.read()
+        writer.close()
+        assert client.count("invalid_request") == 1
+
+    run(attempt, reading_seconds=0.05)
 
 
 def test_a_body_that_turns_out_to_be_too_large_is_refused_and_counted() -> None:

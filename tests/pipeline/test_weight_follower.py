@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,11 @@ def publish(folder: Path, version: int, *, logprob: float | None = None) -> None
     temporary.rename(folder / f"version-{version:06d}")
 
 
-def follower(folder: Path, publisher, *, max_lag: int, timeout_seconds: float = 20.0) -> WeightFollower:
+def follower(
+    folder: Path, publisher, *, max_lag: int, timeout_seconds: float = 20.0, again_seconds: Sequence[float] = ()
+) -> WeightFollower:
     return WeightFollower(
-        WeightDirectory(folder, poll_seconds=0.01),
+        WeightDirectory(folder, poll_seconds=0.01, again_seconds=again_seconds),
         publisher,
         max_lag=max_lag,
         poll_seconds=0.01,
@@ -233,3 +236,20 @@ async def test_x07_a_run_whose_weights_are_all_refused_ends_with_their_names(
         await weights.before_step(1)
     (tmp_path / "version-000001" / "more.txt").write_text("")  # the folder has changed, and is looked at again
     assert weights._source.newest() == (1, tmp_path / "version-000001")
+
+
+async def test_weights_that_the_engine_refuses_for_a_moment_are_taken_then(tick_engine, tmp_path, caplog) -> None:
+    tries = []
+
+    class Engine(tick_engine):
+        async def apply(self, update) -> None:
+            tries.append(update.policy_version)
+            if len(tries) < 4:
+                raise EngineProtocolError("no such file or directory: 'model.safetensors'")
+            await super().apply(update)
+
+    engine = Engine(lambda rollout_id: 3)
+    publish(tmp_path, 1)
+    await follower(tmp_path, Publisher(engine), max_lag=0, again_seconds=(0.0, 0.0, 0.0)).before_step(1)
+    assert engine.policy_version == 1
+    assert tries == [1, 1, 1, 1]

@@ -13,6 +13,7 @@ from rollfeed.config.api_key import ApiKey
 from rollfeed.router.fleet import Fleet
 from rollfeed.router.router_service import serve_router
 from rollfeed.router.router_settings import RouterSettings, RoutingPolicy
+from rollfeed.router.span_cache import SpanCache
 
 DEADLINE_SECONDS = 60.0
 
@@ -63,7 +64,9 @@ class Routed:
 
 
 @asynccontextmanager
-async def routed(workers: Sequence[str], *, key: str | None = None, **settings: Any) -> AsyncIterator[Routed]:
+async def routed(
+    workers: Sequence[str], *, key: str | None = None, spans: SpanCache | None = None, **settings: Any
+) -> AsyncIterator[Routed]:
     """Run a router while the block runs; its probes are quick."""
     fields = {"probe_seconds": 0.05, "probe_timeout_seconds": 20.0, "control_seconds": 20.0, **settings}
     fields["policy"] = RoutingPolicy(fields.get("policy", "prefix"))
@@ -71,6 +74,7 @@ async def routed(workers: Sequence[str], *, key: str | None = None, **settings: 
     timeout = aiohttp.ClientTimeout(total=DEADLINE_SECONDS)
     headers = dict(api_key.headers)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-        serving = serve_router(workers, RouterSettings(**fields), host="127.0.0.1", port=0, api_key=api_key)
+        made = RouterSettings(**fields)
+        serving = serve_router(workers, made, host="127.0.0.1", port=0, api_key=api_key, spans=spans)
         async with serving as (address, service):
             yield Routed(address, service.fleet, session)

@@ -14,6 +14,8 @@ from aiohttp import web
 from tests.router.routing_fakes import DEADLINE_SECONDS, Routed, routed
 
 from rollfeed.base.serving import serve_application
+from rollfeed.router.span_cache import SpanCache
+from rollfeed.testing import CharTokenizer
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
 
 LONG = ScriptedReply(output_ids=[3, 1, 2], delay_seconds=1000.0, num_tokens_when_aborted=2)
@@ -330,6 +332,29 @@ async def test_a_client_that_does_not_read_its_stream_loses_it_and_frees_the_wor
         await began.wait()
         await router.until(lambda: member.num_requests == 0)
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("content", [b"[" * 5000, b"no JSON", b'{"text": "\xff"}', b'{"meta_info": {}, "index": "x"}'])
+async def test_a_reply_that_cannot_be_kept_goes_to_its_client_as_it_is(content: bytes, stream: bool) -> None:
+    async def generate(request: web.Request) -> web.Response:
+        await request.read()
+        kind = "text/event-stream" if stream else "application/json"
+        return web.Response(body=b"data: %b\n\n" % content if stream else content, content_type=kind)
+
+    application = web.Application()
+    application.add_routes([web.post("/generate", generate)])
+    async with (
+        serve_fake_sglang(mode="zero") as fakes,
+        serve_application(application, host="127.0.0.1", port=0) as address,
+        routed(fakes.addresses, policy="round_robin", spans=SpanCache(CharTokenizer())) as router,
+        aiohttp.ClientSession(router.address) as session,
+    ):
+        router.fleet.members[fakes.addresses[0]].address = address
+        async with session.post("/generate", json={"text": "ab", "stream": stream}) as reply:
+            assert reply.status == 200
+            told = (await reply.read()).replace(b" ", b"")
+            assert told.startswith((b"data:" if stream else b"") + content.replace(b" ", b""))
 
 
 async def test_a_probe_asks_all_that_it_asks_on_one_connection() -> None:

@@ -192,3 +192,19 @@ def test_x07_a_long_run_reaches_any_version(directory: WeightDirectory, make_che
     for version in (1_000_000, 1_999_999, 2_900_000):
         folder = make_checkpoint(str(version))
         assert directory.newest() == (version, folder)
+
+
+def test_a_version_that_is_refused_is_found_again_a_few_times_and_then_no_more(
+    tmp_path: Path, make_checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = WeightDirectory(tmp_path, poll_seconds=0.001, again_seconds=(0.0, 3600.0))
+    older, newer = make_checkpoint("1"), make_checkpoint("2")
+    assert directory.newest() == (2, newer)
+    directory.refuse(newer, "not now")
+    assert directory.newest() == (2, newer)
+    for _ in range(3):  # as two may who have found it at once
+        directory.refuse(newer, "not now either")
+        assert directory.newest() == (1, older)
+    assert [message.partition(": ")[2] for message in caplog.messages] == ["not taken as weights: not now either"]
+    (newer / "more.txt").write_text("")
+    assert directory.newest() == (2, newer)

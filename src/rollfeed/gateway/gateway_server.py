@@ -32,8 +32,8 @@ _ANTHROPIC, _OPENAI = AnthropicMessages(), OpenAIChat()
 _OPEN_SECONDS = 0.5
 """After which a stream is opened although nothing is there yet: until then an error has a status of its own."""
 _PING_SECONDS = 10.0
-_READING_SECONDS, _WRITING_SECONDS = 120.0, 120.0
-"""For the body of a request, and for each piece of a reply to be taken."""
+_WRITING_SECONDS = 120.0
+"""For each piece of a reply to be taken."""
 _LARGE_BYTES = 1 << 20
 """Of a body that is decoded in a thread."""
 _SMALL_BYTES = 1 << 15
@@ -49,13 +49,16 @@ class GatewayServer:
     """Answers agents and operators.
 
     ``token`` is the operators'; empty where the address is enough. Agents reach it under ``address``, by default the
-    one that the opener of a session did.
+    one that the opener of a session did. A body has ``reading_seconds`` to come.
     """
 
-    def __init__(self, sessions: Sessions, *, token: str = "", address: str = "") -> None:
+    def __init__(
+        self, sessions: Sessions, *, token: str = "", address: str = "", reading_seconds: float = 120.0
+    ) -> None:
         self._sessions = sessions
         self._token = token
         self._address = address
+        self._reading_seconds = reading_seconds
         self._body_bytes: dict[str, int] = {}
         """That each session has on the way."""
 
@@ -156,26 +159,38 @@ class GatewayServer:
         """Return a body within the session's bound; of a larger one nothing is read where its size is told."""
         most, size = session.caps.max_body_bytes, request.content_length or 0
         held = self._body_bytes.get(session.session_id, 0)
-        too_large = ApiError(f"the body is larger than {most} bytes", kind=ErrorKind.TOO_LARGE)
-        if size > most:
-            raise too_large
-        if held + size > most:
+        if size <= most < held + size:
             raise ApiError(
                 f"the requests under way of this session are larger than {most} bytes", kind=ErrorKind.RATE_LIMIT
             )
-        waits = not request.content.is_eof()
         self._body_bytes[session.session_id] = held + size
         try:
-            async with asyncio.timeout(_READING_SECONDS) if waits else nullcontext():
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
-        except TimeoutError:
-            raise ApiError(f"the body has not come within {_READING_SECONDS:g} seconds") from None
+            return await self._body(request)
         finally:
             left = self._body_bytes.pop(session.session_id) - size
             if left:
                 self._body_bytes[session.session_id] = left
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Return a body that comes in time and is not too large, which is known at once where its size is told."""
+        most, waits = self._sessions.caps.max_body_bytes, not request.content.is_eof()
+        try:
+            if (request.content_length or 0) > most:
+                raise web.HTTPRequestEntityTooLarge(most)
+            async with asyncio.timeout(self._reading_seconds) if waits else nullcontext():
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise ApiError(f"the body is larger than {most} bytes", kind=ErrorKind.TOO_LARGE) from None
+        except TimeoutError:
+            raise ApiError(f"the body has not come within {self._reading_seconds:g} seconds") from None
+
+    async def _object(self, request: web.Request) -> dict[str, Any]:
+        """Return the object in an operator's request; an empty one where there is no body."""
+        body = await self._body(request)
+        decoded = await _decoded(body) if body.strip() else {}
+        if not isinstance(decoded, dict):
+            raise ApiError("the body must be a JSON object")
+        return decoded
 
     async def _models(self, request: web.Request) -> web.Response:
         self._sessions.of_key(_key_of(request))
@@ -187,7 +202,7 @@ class GatewayServer:
 
     async def _open(self, request: web.Request) -> web.Response:
         self._check_operator(request)
-        body = await _object(request)
+        body = await self._object(request)
         unknown = sorted(body.keys() - {"session_id", "metadata", "label"})
         session_id, metadata = body.get("session_id"), body.get("metadata")
         if unknown:
@@ -212,7 +227,7 @@ class GatewayServer:
 
     async def _finish(self, request: web.Request) -> web.Response:
         self._check_operator(request)
-        reward = (await _object(request)).get("reward")
+        reward = (await self._object(request)).get("reward")
         values = reward.values() if isinstance(reward, dict) else [] if reward is None else [reward]
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
             raise ApiError("reward must be a number, or an object of numbers", param="reward")
@@ -291,16 +306,6 @@ async def _decoded(body: bytes) -> Any:
         return await decoded_body(body, large_bytes=_LARGE_BYTES)
     except ValueError as error:
         raise ApiError(str(error)) from None
-
-
-async def _object(request: web.Request) -> dict[str, Any]:
-    """Return the object in an operator's request; an empty one where there is no body."""
-    async with asyncio.timeout(_READING_SECONDS):
-        body = await request.read()
-    decoded = await _decoded(body) if body.strip() else {}
-    if not isinstance(decoded, dict):
-        raise ApiError("the body must be a JSON object")
-    return decoded
 
 
 def _key_of(request: web.Request) -> str:

@@ -96,7 +96,7 @@ class WeightFollower:
                 _log.warning("new weights could not be loaded: %s", error)
 
     async def _publish_newest(self) -> bool:
-        """Return whether the newest version is in the engine; a version that it refuses is taken no more."""
+        """Return whether the newest version is in the engine; one that it refuses is passed over, first for a while."""
         newest = await asyncio.to_thread(self._source.newest)
         return newest is None or await self._publish(*newest)
 

@@ -27,7 +27,7 @@ class CheckpointSource(Protocol):
         """
 
     def refuse(self, folder: Path, why: str) -> None:
-        """Take a version no more, as the engine has not, until its folder has changed."""
+        """Pass over a version that the engine has not taken: for a while, then until its folder has changed."""
 
     def probe(self, folder: Path) -> WeightProbe | None:
         """Return what the publisher says of a few texts with the weights of a folder; None where it does not.

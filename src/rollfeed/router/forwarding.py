@@ -240,7 +240,10 @@ class Forwarder:
         """Have the cache keep what a reply says, and return what its client gets of it."""
         assert self._spans is not None
         assert transfer.given is not None
-        reply = msgspec.json.decode(content)
+        try:
+            reply = msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return bytes(content)  # which its client judges
         if isinstance(reply, dict | list):
             self._spans.keep(transfer.given, reply, policy_version=transfer.policy_version)
         return msgspec.json.encode(reply)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 MOST_JUMP = 1_000_000
 """From one version to the next that is there: versions count batches."""
+AGAIN_SECONDS = (2.0, 10.0, 60.0)
+"""After each refusal by the engine but the last: what it lacked, a file or a connection, may be there then."""
 _TOLD_NAMES = 3
 """In an error: the trainer's user knows the others by then."""
 
@@ -53,6 +58,14 @@ class _Look(NamedTuple):
     changed_ns: int
 
 
+class _Refusal(NamedTuple):
+    why: str
+    number: int
+    """Of how many the folder has had."""
+    again_at: float
+    """On the monotonic clock."""
+
+
 class WeightDirectory:
     """Finds the newest complete checkpoint of a folder; the folder need not be there yet.
 
@@ -62,21 +75,25 @@ class WeightDirectory:
     Args:
         path: The folder. Folders in it are versions by the number at the end of their names.
         poll_seconds: Between two looks of :meth:`wait_for`.
+        again_seconds: After which a version is found again that the engine has refused, each time.
 
     Raises:
         ConfigError: If ``path`` is something else than a folder.
     """
 
-    def __init__(self, path: Path | str, *, poll_seconds: float) -> None:
+    def __init__(
+        self, path: Path | str, *, poll_seconds: float, again_seconds: Sequence[float] = AGAIN_SECONDS
+    ) -> None:
         self.path = Path(expand_path(str(path))).absolute()
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"weights.directory = {str(path)!r}: not a folder; name the one with the checkpoints")
         self._poll_seconds = poll_seconds
+        self._again_seconds = (*again_seconds, math.inf)
         # Looks run in threads, and one may overtake another; the lock guards what they remember.
         self._lock = threading.Lock()
         self._ignored: dict[str, tuple[Ignored, str]] = {}
         self._last: _Look | None = None
-        self._refused: dict[_Look, str] = {}
+        self._refused: dict[_Look, _Refusal] = {}
         self._newest_version = 0
 
     def newest(self) -> tuple[int, Path] | None:
@@ -122,9 +139,12 @@ class WeightDirectory:
             await asyncio.sleep(min(self._poll_seconds, remaining_seconds))
 
     def refuse(self, folder: Path, why: str) -> None:
-        """Take a version no more, and say why, until its folder has changed."""
+        """Pass over a version for a while, and say why; after the last one until its folder has changed."""
         with self._lock, suppress(FileNotFoundError):
-            self._refused[_look(folder)] = why
+            look = _look(folder)
+            number = self._refused[look].number + 1 if look in self._refused else 0
+            waits = self._again_seconds[min(number, len(self._again_seconds) - 1)]  # two looks may have found it
+            self._refused[look] = _Refusal(why, number, time.monotonic() + waits)
 
     def probe(self, folder: Path) -> WeightProbe | None:
         """Return what the publisher says of a few texts with the weights of a folder; None where it does not."""
@@ -167,8 +187,8 @@ class WeightDirectory:
         folder = self.path / name
         try:
             look = _look(folder)
-            if (why := self._refused.get(look)) is not None:
-                ignored[name] = (Ignored.REFUSED, why)
+            if (refusal := self._refused.get(look)) is not None and time.monotonic() < refusal.again_at:
+                ignored[name] = (Ignored.REFUSED, refusal.why)
                 return False
             if look != self._last:
                 check_complete(folder)

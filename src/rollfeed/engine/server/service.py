@@ -24,7 +24,7 @@ from rollfeed.types import Completion, FolderUpdate, SamplingParams, TensorUpdat
 
 _FIRST_NAMED = 1 << 48
 """Versions that are not numbers count up from here, where no number of training steps reaches."""
-_LONGEST_NAME, _MOST_NAMES = 512, 10_000
+_LONGEST_NAME, _MOST_NAMES = 512, 1_000
 _MAX_DIGITS = len(str(_FIRST_NAMED)) - 1
 
 
@@ -101,18 +101,20 @@ class WeightVersions:
         self._number_of: dict[str, int] = {DEFAULT_VERSION: 0}
         self._next_number = _FIRST_NAMED
 
-    def number(self, name: str) -> int:
-        """Return the integer of a version's name, which :meth:`name` will give back."""
-        number = self._number_of.get(name)
+    def number(self, name: str, *, served: int = 0) -> int:
+        """Return the integer of a version's name, which :meth:`name` will give back.
+
+        The names of the last thousand are kept, and that of ``served`` however many are refused meanwhile.
+        """
+        number = self._number_of.pop(name, None)
         if len(name) > _LONGEST_NAME:
             raise RequestError(f"a version's name has at most {_LONGEST_NAME} characters")
         if number is None:
-            while len(self._number_of) >= _MOST_NAMES:  # the oldest are of weights that nothing speaks of any more
-                oldest = next(iter(self._number_of))
-                self._name_of.pop(self._number_of.pop(oldest), None)
             number = int(name) if name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS else self._new_number()
-            self._number_of[name] = number
-        self._name_of[number] = name
+        self._number_of[name], self._name_of[number] = number, name
+        if len(self._number_of) > _MOST_NAMES:
+            oldest = next(each for each, old in self._number_of.items() if old != served)
+            self._name_of.pop(self._number_of.pop(oldest), None)
         return number
 
     def name(self, number: int) -> str:
@@ -300,20 +302,23 @@ class Service:
             EngineProtocolError: If they cannot be read, or do not fit.
         """
         async with self._control:
-            number = self.engine.policy_version if version is None else self.versions.number(version)
+            number = self.engine.policy_version if version is None else self._number(version)
             await self.engine.apply(FolderUpdate(Path(model_path), policy_version=number), abort_running=abort_running)
             self.model_path = model_path
 
     async def update_from_tensors(self, tensors: Mapping[str, Any], version: str) -> None:
         """Replace weights by tensors, all or none of them. Raises EngineProtocolError if they do not fit."""
         async with self._control:
-            await self.engine.apply(TensorUpdate(tensors, policy_version=self.versions.number(version)))
+            await self.engine.apply(TensorUpdate(tensors, policy_version=self._number(version)))
 
     async def set_version(self, version: str, *, abort_running: bool) -> None:
         """Name the weights that are served."""
         async with self._control:
-            number = self.versions.number(version)
+            number = self._number(version)
             await self.engine.apply(TensorUpdate({}, policy_version=number), abort_running=abort_running)
+
+    def _number(self, version: str) -> int:
+        return self.versions.number(version, served=self.engine.policy_version)
 
     async def flush_cache(self) -> None:
         """Forget prefixes that could be shared."""

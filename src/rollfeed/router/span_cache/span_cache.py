@@ -117,7 +117,8 @@ class SpanCache:
             if not isinstance(each, dict) or not isinstance(each.get("meta_info"), dict):
                 continue
             sampling = body.get("sampling_params") or {}
-            index = each.get("index", position)
+            index = each.get("index")
+            index = index if type(index) is int and index >= 0 else position
             if isinstance(sampling, dict):
                 index //= sampling.get("n") or 1
             else:

@@ -86,6 +86,12 @@ def test_damage_is_never_taken_for_a_tensor_of_another_size() -> None:
         decode(told, old[:-2], num_bytes=20_000, width=2)
 
 
+def test_what_is_nested_without_end_is_damaged() -> None:
+    nested = b"\x91" * 100_000 + b"\x90"
+    with pytest.raises(DamagedError):
+        decode(b"\x94\x00\x90\x90" + nested, None, num_bytes=4, width=4)  # behind the three fields
+
+
 def test_elements_are_as_long_as_their_type_says() -> None:
     types = {
         "BF16": 2,

@@ -179,6 +179,29 @@ async def test_a_server_that_is_no_receiver_is_told_apart(transports: Any) -> No
             await publish(transports(), 1, tensors_of(1), address)
 
 
+@pytest.mark.parametrize(
+    ("held", "taken"),
+    [
+        (b'{"versions": ' + b"[" * 100_000, b""),
+        (b'{"versions": [3]}', b""),
+        (b'{"versions": []}', b"[" * 100_000),
+        (b'{"versions": []}', b'{"folder": 3}'),
+        (b'{"versions": []}', b'{"f\xffolder": 3}'),
+    ],
+)
+async def test_what_a_receiver_says_is_read_or_names_it(transports: Any, held: bytes, taken: bytes) -> None:
+    async def tell(request: web.Request) -> web.Response:
+        await request.read()
+        body = held if request.method == "GET" else taken
+        return web.Response(body=body, content_type="application/json")
+
+    application = web.Application(client_max_size=1 << 30)
+    application.add_routes([web.get("/prepared_weights", tell), web.post("/prepare_weights_from_delta", tell)])
+    async with serve_application(application, host="127.0.0.1", port=0) as address:
+        with pytest.raises(EngineProtocolError, match=f"{address}: the receiver of weights does not take version 1"):
+            await publish(transports(), 1, tensors_of(1), address)
+
+
 def test_servers_take_from_the_receiver_of_their_host() -> None:
     several = transport_to("http://a:1", "http://b:1")
     assert several.receiver_of("http://b:30000") == "http://b:1"

@@ -15,8 +15,8 @@ from tests.weights.transports.delta.folders import FolderMaker, content_of, tens
 
 from rollfeed.errors import ConfigError
 from rollfeed.weights.transports.delta import CheckpointStore
-from rollfeed.weights.transports.delta.encoding import DamagedError
-from rollfeed.weights.transports.delta.files import CheckpointPieces, read_delta, write_delta
+from rollfeed.weights.transports.delta.encoding import DamagedError, zipped
+from rollfeed.weights.transports.delta.files import _MARK, CheckpointPieces, _file_checksum, read_delta, write_delta
 from rollfeed.weights.transports.delta.store import OtherBaseError
 
 
@@ -139,6 +139,22 @@ def test_a_file_outside_its_folder_is_refused(tmp_path: Path, folder_of: FolderM
         store.receive(tmp_path / "whole")
 
 
+def test_tables_and_headers_that_are_nested_without_end_are_damaged(
+    tmp_path: Path, folder_of: FolderMaker, store: CheckpointStore
+) -> None:
+    told = b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90"
+    delta, packed = tmp_path / "delta", zipped(told)
+    delta.write_bytes(_MARK + packed + len(told).to_bytes(8, "little") + len(packed).to_bytes(8, "little"))
+    with delta.open("rb+") as file:
+        file.write(_file_checksum(file, delta.stat().st_size))
+    with pytest.raises(DamagedError, match="its table is of another form"):
+        store.receive(delta)
+    folder, header = folder_of("first", {"a": torch.ones(2)}), b"[" * 100_000
+    (folder / "model-0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(DamagedError, match="its header is not that of a safetensors file"):
+        CheckpointPieces(folder)
+
+
 def test_a_restart_finds_what_is_whole_and_removes_the_rest(tmp_path: Path, folder_of: FolderMaker) -> None:
     root, store = tmp_path / "store", CheckpointStore(tmp_path / "store")
     first, second = folder_of("first", tensors_of(0)), folder_of("second", tensors_of(1, step=0.5))
@@ -153,8 +169,12 @@ def test_a_restart_finds_what_is_whole_and_removes_the_rest(tmp_path: Path, fold
     store.close()
     path = Path(held[1].folder) / "model-0.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
+    nested = root / "version-000009-abc"
+    nested.mkdir()
+    nested.with_suffix(".checksums").write_bytes(b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90")
     store = CheckpointStore(root)
     assert store.held == held[:1]
+    assert not nested.exists()
     assert not Path(held[1].folder).exists()
     store.receive(tmp_path / "delta")
     assert content_of(Path(held[1].folder)) == content_of(second)

@@ -31,6 +31,8 @@ _PART_BITS = 2000
 _COUNTED = 1 << 18
 """Elements of a tensor that are looked at for whether it is worth it."""
 _WIDTHS = {"64": 8, "32": 4, "16": 2}
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder over bytes that are no record."""
 
 
 class DamagedError(ValueError):
@@ -108,7 +110,7 @@ def decode(encoded: bytes, old: Bytes | None, *, num_bytes: int, width: int) -> 
     """
     try:
         told = msgspec.msgpack.decode(encoded, type=Encoded)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise DamagedError(str(error)) from error
     if not told.changes:
         return _integers(told.planes, num_bytes // width, width).view(np.uint8)

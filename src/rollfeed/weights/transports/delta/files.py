@@ -25,6 +25,7 @@ import numpy as np
 from rollfeed.base.atomic import open_regular, temporary_path
 from rollfeed.base.cores import num_physical_cores
 from rollfeed.weights.transports.delta.encoding import (
+    UNREADABLE,
     Bytes,
     DamagedError,
     decode,
@@ -182,7 +183,7 @@ def read_delta(path: Path) -> DeltaTable:
         file.seek(max(0, size - _END_BYTES - packed))
         try:
             table = msgspec.msgpack.decode(unzipped(file.read(packed), length), type=DeltaTable)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise DamagedError(f"its table is of another form: {error}") from error
     for each in map(PurePosixPath, [*table.copied, *table.new]):
         if each.is_absolute() or ".." in each.parts:
@@ -251,7 +252,7 @@ def _spans(path: Path) -> dict[str, PieceSpan]:
             header = json.loads(file.read(start - 8) if start <= size else b"")
             tensors = {name: value for name, value in header.items() if name != "__metadata__"}
             spans = {name: (*value["data_offsets"], element_bytes(value["dtype"])) for name, value in tensors.items()}
-        except (ValueError, AttributeError, KeyError, TypeError):
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             raise DamagedError(f"{path}: its header is not that of a safetensors file") from None
     told = {name: PieceSpan(start + begin, start + end, width) for name, (begin, end, width) in spans.items()}
     return {"": PieceSpan(0, start, 1), **told}

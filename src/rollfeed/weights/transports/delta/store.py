@@ -18,7 +18,7 @@ import msgspec
 
 from rollfeed.base.atomic import temporary_path
 from rollfeed.errors import ConfigError
-from rollfeed.weights.transports.delta.encoding import DamagedError
+from rollfeed.weights.transports.delta.encoding import UNREADABLE, DamagedError
 from rollfeed.weights.transports.delta.files import (
     CheckpointPieces,
     DeltaTable,
@@ -146,7 +146,7 @@ class CheckpointStore:
             try:
                 stored = msgspec.msgpack.decode(path.read_bytes(), type=_Stored)
                 is_whole = folder.is_dir() and CheckpointPieces(folder).sums() == stored.sums
-            except (OSError, DamagedError, msgspec.MsgspecError):
+            except (OSError, DamagedError, *UNREADABLE):
                 is_whole = False
             if is_whole:
                 held = HeldVersion(stored.policy_version, digest_of(stored.sums), str(folder))

@@ -17,7 +17,7 @@ from rollfeed.errors import ConfigError, EngineProtocolError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import FolderUpdate, TensorUpdate
 from rollfeed.weights.home import KEPT_FOLDERS
-from rollfeed.weights.transports.delta.encoding import DamagedError
+from rollfeed.weights.transports.delta.encoding import UNREADABLE, DamagedError
 from rollfeed.weights.transports.delta.files import CheckpointPieces, Sums, digest_of, write_delta
 from rollfeed.weights.transports.delta.receiver import HELD_PATH, PREPARE_PATH
 from rollfeed.weights.transports.delta.store import HeldVersion
@@ -151,7 +151,7 @@ class DeltaTransport:
                 aiohttp.ClientSession(receiver, headers=self._headers, timeout=_TIMEOUT) as session,
             ):
                 return await self._send(session, published, receiver)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, KeyError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE, KeyError) as error:
             raise EngineProtocolError(
                 f"{receiver}: the receiver of weights does not take version {published.policy_version}: "
                 f"{type(error).__name__}: {error}; is `rollfeed serve weights` running there?"
@@ -174,7 +174,7 @@ class DeltaTransport:
             reply = await self._post(session, path)
             content = await _content(reply, receiver, published)
             if reply.status == 200:
-                return Path(content["folder"]), num_bytes
+                return Path(msgspec.convert(content, HeldVersion).folder), num_bytes
             if reply.status not in (400, 409):
                 break
             logger.warning("%s: %s", receiver, content.get("message"))
