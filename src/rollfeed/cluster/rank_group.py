@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import pickle
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -43,12 +45,14 @@ class RankGroup(Host):
         num_ranks: How many.
         factory: Import path of what makes the object of each.
         args: What that takes.
+        timeout_seconds: The longest that one may take no request, or answer after the others.
     """
 
-    def __init__(self, num_ranks: int, factory: str, *args: Any) -> None:
+    def __init__(self, num_ranks: int, factory: str, *args: Any, timeout_seconds: float) -> None:
         self.name = f"{num_ranks} processes of the trainer"
         self._num_ranks = num_ranks
         self._object = (factory, *args)
+        self._timeout_seconds = timeout_seconds
         self._turn = asyncio.Lock()
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
@@ -83,7 +87,8 @@ class RankGroup(Host):
         """Call a method in all ranks; one call after the other.
 
         Raises:
-            HostDiedError: If one fails in another way than the others do, or dies; all have been ended then.
+            HostDiedError: If one fails in another way than the others do, dies, or does not answer; all have been ended
+                then.
             RollfeedError: What all of them raise.
         """
         async with self._turn:
@@ -113,6 +118,8 @@ class RankGroup(Host):
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYTHONUNBUFFERED": "1",
         }
+        # What it does to them is told in the error, once.
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
         words = ("-m", "rollfeed.cluster.rank_process", str(self._folder / "socket"), str(os.getpid()))
         ranks = range(self._num_ranks)
         with _own_signal_handlers():
@@ -130,6 +137,9 @@ class RankGroup(Host):
         while len(self._connections) < self._num_ranks:
             with suppress(TimeoutError, EOFError, ConnectionError):  # who ends at once is gone below
                 accepted, _ = listener.accept()
+                # What is written to a process that has been stopped would wait for ever.
+                longest = struct.pack("ll", *divmod(int(self._timeout_seconds * 1e6), 1_000_000))
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, longest)
                 connection = Connection(accepted.detach())
                 rank: int = connection.recv()
                 self._connections[rank] = connection
@@ -144,30 +154,40 @@ class RankGroup(Host):
             raise HostDiedError(self._lost)
         # Once for all of them: a batch is large.
         request = pickle.dumps((method, args), pickle.HIGHEST_PROTOCOL)
-        dead = [rank for rank, connection in self._connections.items() if not _sent(connection, request)]
-        answers = self._answers(dead)
+        dead, stuck = list[int](), list[int]()
+        for rank, connection in self._connections.items():
+            try:
+                connection.send_bytes(request)
+            except BlockingIOError:
+                stuck.append(rank)
+            except OSError:
+                dead.append(rank)
+        answers = {} if stuck else self._answers(dead)
         errors = [answers[rank].outcome for rank in answers if answers[rank].outcome[0] is not None]
         for name, level, text in answers[0].records if 0 in answers else ():
             logging.getLogger(name).log(level, "%s", text)
         is_whole = len(answers) == self._num_ranks
         if is_whole and (not errors or errors == [errors[0]] * self._num_ranks):
             return returned(answers[0].outcome)
-        self._lost = self._cause(dead, answers)
+        self._lost = self._cause(dead, stuck, answers)
         self.kill()
         raise HostDiedError(self._lost)
 
     def _answers(self, dead: list[int]) -> dict[int, RankAnswer]:
-        """Return what ranks answer, in that order, until all have, or the first failure is some seconds old.
+        """Return what ranks answer, in that order, until all have, or the others have waited for long enough.
 
         Those whose connection ends are added to ``dead``.
         """
         answers: dict[int, RankAnswer] = {}
         left = {connection: rank for rank, connection in self._connections.items() if rank not in dead}
-        end: float | None = None
+        end = math.inf
         while left:
-            if end is None and (dead or any(each.outcome[0] is not None for each in answers.values())):
-                end = time.monotonic() + _GRACE_SECONDS
-            ready = wait(list(left), None if end is None else max(0.0, end - time.monotonic()))
+            now = time.monotonic()
+            if dead or any(each.outcome[0] is not None for each in answers.values()):
+                end = min(end, now + _GRACE_SECONDS)
+            elif answers:
+                end = min(end, now + self._timeout_seconds + _GRACE_SECONDS)
+            ready = wait(list(left), None if end == math.inf else max(0.0, end - now))
             if not ready:
                 break
             for connection in ready:
@@ -179,16 +199,20 @@ class RankGroup(Host):
                     dead.append(rank)
         return answers
 
-    def _cause(self, dead: list[int], answers: dict[int, RankAnswer]) -> str:
-        """Say once what was first: a death, or else the first error."""
+    def _cause(self, dead: list[int], stuck: list[int], answers: dict[int, RankAnswer]) -> str:
+        """Say once what was first: a death, or else the first error; and who does not answer."""
+        silent = stuck or [rank for rank in self._connections if rank not in answers and rank not in dead]
+        said = f"no answer from rank {', '.join(map(str, silent))}" if silent else ""
         if dead:
-            return self._said_of_dead(dead)
-        rank, text = next((rank, each.outcome[1]) for rank, each in answers.items() if each.outcome[0] is not None)
-        silent = [str(each) for each in self._connections if each not in answers]
-        said = f"; no answer from rank {', '.join(silent)}" if silent else ""
-        return f"rank {rank} of {self._num_ranks}: {text}{said}"
+            return self._said_of_dead(dead, waited_for=f"; {said}" if said else "")
+        failed = {rank: answer.outcome[1] for rank, answer in answers.items() if answer.outcome[0] is not None}
+        rank, text = next(iter(failed.items()), (0, ""))
+        if not failed or (silent and "Timed out" in text):
+            waited = f"{said} of {self._num_ranks} in train.process_timeout_seconds = {self._timeout_seconds:g}"
+            return f"{waited} (rank {rank}: {text})" if failed else waited
+        return f"rank {rank} of {self._num_ranks}: {text}{f'; {said}' if said else ''}"
 
-    def _said_of_dead(self, ranks: Iterable[int]) -> str:
+    def _said_of_dead(self, ranks: Iterable[int], *, waited_for: str = "") -> str:
         rank = next(iter(ranks))
         end = time.monotonic() + _GRACE_SECONDS
         while (code := self._exit_code(rank)) is None and time.monotonic() < end:
@@ -196,11 +220,19 @@ class RankGroup(Host):
         how = "has closed its connection" if code is None else f"has ended with code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how, waited_for = f"{how}, as the kernel does where memory runs out", ""
+        else:
+            how += self._last_words(rank)
+        return f"rank {rank} of {self._num_ranks} (process {self._pids[rank]}) {how}{waited_for}"
+
+    def _last_words(self, rank: int) -> str:
         log = log_of(self._folder, rank)
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        quoted = f" ({last[:300]})" if last and code != -signal.SIGKILL else ""
-        return f"rank {rank} of {self._num_ranks} (process {self._pids[rank]}) {how}{quoted}"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        # Exceptions of C++ say what they are before they say where.
+        found = [line for line in lines if "what():" in line] or lines
+        return f" ({found[-1][:300]})" if found else ""
 
     def _exit_code(self, rank: int) -> int | None:
         """Return how a process has ended, minus the number of its signal where one has killed it; None where it runs.
@@ -220,14 +252,6 @@ class RankGroup(Host):
         while any(self._exit_code(rank) is None for rank in self._pids) and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS / 4)
         self.kill()
-
-
-def _sent(connection: Connection, request: bytes) -> bool:
-    try:
-        connection.send_bytes(request)
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

@@ -346,7 +346,7 @@ def spread(policy: Policy, reference: Policy | None, ranks: Ranks, *, device: to
         types = {"computes_in": options["autocast"], "head_in": options["head_dtype"]}
         shard(each.model, device=device, num_ranks=ranks.size, **types)
         each.device = device
-    exact.device = device
+    exact.device, exact.routers = device, policy.routers  # its hooks are the same
     return exact
 
 

@@ -25,24 +25,31 @@ from rollfeed.app.build import prepare
 from rollfeed.app.training import trainers
 from rollfeed.app.training.checks import check_training
 from rollfeed.app.training.trainers import make_trainer
-from rollfeed.cluster import HostDiedError
+from rollfeed.cluster import HostDiedError, rank_group
 from rollfeed.cluster.rank_group import RankGroup
-from rollfeed.config import ClusterKind, RunSpec, Settings
+from rollfeed.cluster.rank_process import log_of
+from rollfeed.config import ClusterKind, RunSpec, Settings, TinyModelSettings
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.config.train import TrainKind
+from rollfeed.engine.tiny import tiny_checkpoint as make_tiny_checkpoint
 from rollfeed.errors import ConfigError
 from rollfeed.store import RunReader
-from rollfeed.store.layout import CHECKPOINTS, MODEL, TRAIN_LOG
+from rollfeed.store.json_text import read_records
+from rollfeed.store.layout import CHECKPOINTS, EXPORTS, MODEL, TRAIN_LOG, WARM_UP, WARM_UP_LOG
 
 REWARD = """
 def score(sample, prompt):
     # Groups of every second prompt have equal rewards: they are scored without a gradient.
     return float(sample.response_token_ids.sum() % 7) if prompt.token_ids.sum() % 2 else 1.0
 """
+LOSS = """
+import torch
+
+def loss(inputs):
+    ratio_T = torch.exp(inputs.logprobs_T - inputs.old_logprobs_T)
+    return -ratio_T * inputs.advantages_T - 0.01 * inputs.entropy_T, {"ratio": ratio_T.detach()}
+"""
 TOLERANCE = 1e-5
-FIGURES = tuple(
-    f"train/{name}" for name in ("loss", "grad_norm", "tokens", "entropy", "mismatch_kl", "policy_ratio_max")
-)
 Trained = tuple[list[list[float]], dict[str, Tensor]]
 """Figures of each step, and the weights after the last one."""
 FAULTS = """
@@ -62,6 +69,24 @@ class FaultyRank(RankWorker):
                 os.kill(os.getpid(), getattr(signal, fault))
         return await super().train_step(*args)
 """
+
+PART = """
+import asyncio, os
+
+class Part:
+    async def wait(self):
+        if os.environ["RANK"] == "1":
+            await asyncio.Event().wait()
+
+    async def end(self):
+        if os.environ["RANK"] == "1":
+            os.abort()
+        await asyncio.Event().wait()
+
+    async def take(self, given):
+        pass
+"""
+"""An object of ranks of which the second one fails."""
 
 
 def spec_for(folder: Path, checkpoint: Path, **changed: dict[str, Any]) -> RunSpec:
@@ -89,8 +114,9 @@ def spec_for(folder: Path, checkpoint: Path, **changed: dict[str, Any]) -> RunSp
 
 
 @pytest.fixture(autouse=True)
-def _reward(tmp_path: Path) -> None:
+def _functions(tmp_path: Path) -> None:
     (tmp_path / "ranks_reward.py").write_text(REWARD)
+    (tmp_path / "ranks_loss.py").write_text(LOSS)
 
 
 class ForkedRanks(RankGroup):
@@ -151,6 +177,9 @@ def trained_alone(
     """Return figures and weights of one process that trains on the batches of a run."""
     alone = {**changed, "train": {**changed.get("train", {}), "num_processes": 1}}
     trainer = make_trainer(prepare(spec_for(folder, checkpoint, **alone)))
+    if (out / CHECKPOINTS / WARM_UP).exists():
+        trainer.load(out / CHECKPOINTS / WARM_UP)
+        trainer.take_as_reference()
     figures = []
     with RunReader(out) as reader:
         for step in reader.steps():
@@ -243,6 +272,42 @@ def test_what_several_processes_cannot_train_is_refused(
         check_training(settings)
 
 
+@pytest.mark.parametrize(
+    ("method", "args", "timeout", "message"),
+    [
+        ("wait", (), 0.1, r"^no answer from rank 1 of 2 in train.process_timeout_seconds = 0.1$"),
+        # More than what lies between two processes.
+        ("take", (b"0" * (1 << 23),), 2.0, r"^no answer from rank (0, )?1 of 2 in train.process_timeout_seconds = 2$"),
+        # As NCCL ends a process that waits in vain.
+        ("end", (), 60.0, r"rank 1 of 2 \(process \d+\) was killed by SIGABRT \(what\(\): .*\); no answer from rank 0"),
+    ],
+)
+def test_a_process_that_does_not_answer_ends_all(
+    method: str,
+    args: tuple[Any, ...],
+    timeout: float,
+    message: str,
+    fork_rollfeed: object,
+    leaves_no_forks: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_group, "_GRACE_SECONDS", 1.0)
+    (tmp_path / "part.py").write_text(PART)
+
+    async def main() -> None:
+        async with ForkedRanks(2, f"{tmp_path / 'part.py'}:Part", timeout_seconds=timeout) as group:
+            log_of(group._folder, 1).write_text("what(): Watchdog caught a timeout\nframe #0: clone\n\n")
+            if method == "take":
+                os.kill(group._pids[1], signal.SIGSTOP)
+            with pytest.raises(HostDiedError, match=message):
+                await group.call(method, *args)
+            with pytest.raises(HostDiedError, match=message):
+                await group.call("take", None)
+
+    asyncio.run(main())
+
+
 REFRESHED = {"kl_coefficient": 0.1, "reference_refresh_interval": 3, "reference_mixup_alpha": 0.5}
 LOSSES: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in ("grpo", "dr_grpo", "dapo", "gspo", "reinforce_pp", "rloo", "cispo")},
@@ -263,6 +328,90 @@ def test_every_loss_is_that_of_one_process_over_twenty_partial_steps(
     }
     train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
     check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "entropy": {"loss": {"entropy_coefficient": 0.05}},
+    "loss_function": {"loss": {"function": "ranks_loss:loss"}},
+    "frozen": {"freeze_params": ["embed_tokens", "layers.0"]},
+    "schedule": {"optimizer": {"learning_rate": 1e-3, "epsilon": 1e-4, "schedule": "cosine", "warmup_updates": 3}},
+    "checkpointing": {"activation_checkpointing": True, "activation_offload": True},
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_else_a_training_may_have_is_that_of_one_process(
+    name: str, tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+) -> None:
+    train_settings = {"num_epochs": 2, "num_minibatches": 2, **OPTIONS[name]}
+    changed = {"train": train_settings, "rollout": {"mode": "partial", "num_rollout": 6}}
+    train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+def test_compiled_layers_are_those_of_one_process(
+    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+) -> None:
+    changed = {"train": {"compile": True}, "rollout": {"num_rollout": 2}}
+    train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_replayed_experts_are_those_of_one_process(
+    share_prompts: bool, tmp_path: Path, leaves_no_process: None
+) -> None:
+    made = TinyModelSettings(hidden_size=32, num_layers=3)
+    checkpoint = make_tiny_checkpoint(made, seed=1, cache_directory=tmp_path / "models", has_experts=True)
+    changed: dict[str, Any] = {
+        "sampling": {"return_routed_experts": True},
+        "train": {"routing_replay": True, "share_prompts": share_prompts, "micro_batch_tokens": 128},
+        "engine": {"context_length": 128},
+        "rollout": {"num_rollout": 6},
+    }
+    train(spec_for(tmp_path, checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, checkpoint, tmp_path / "run", **changed))
+
+
+@pytest.mark.soak
+def test_a_warm_up_evaluations_and_exports_are_those_of_one_process(
+    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+) -> None:
+    words = {
+        "id": "core/reverse_text",
+        "level": 1,
+        "apply_chat_template": False,
+        "parameters": {"style": "compact", "alphabet_size": 4},
+    }
+    changed: dict[str, Any] = {
+        "prompts": {"environments": [words]},
+        "eval": {"num_prompts": 8, "environments": [words]},
+        "reward": {"override_environments": False},
+        "plugins": {"reward": None},
+        "train": {
+            "warm_up": {"stop_accuracy": 0.1, "probe_prompts": 40, "probe_interval": 5, "batch_size": 16},
+            "loss": {"kl_coefficient": 0.1},
+            "eval_interval": 1,
+            "export_interval": 1,
+            "num_exports_kept": 2,
+            "export_best": "accuracy",
+        },
+    }
+    out = tmp_path / "run"
+    train(spec_for(tmp_path, tiny_checkpoint, **changed), out)
+    alone = trained_alone(tmp_path, tiny_checkpoint, out, **changed)
+    check_equal(out, alone)
+    assert sorted(path.name for path in (out / EXPORTS).iterdir()) == ["best", "step-000002", "step-000003"]
+    for name, tensor in load_file(out / EXPORTS / "step-000003" / "model.safetensors").items():
+        assert torch.equal(tensor, weights_of(out)[name])
+    one = {**changed, "rollout": {"num_rollout": 1}, "train": {**changed["train"], "num_processes": 1}}
+    train(spec_for(tmp_path, tiny_checkpoint, **one), tmp_path / "one")
+    ours, theirs = (read_records(folder / WARM_UP_LOG) for folder in (out, tmp_path / "one"))
+    assert [each["loss"] for each in ours[1:]] == pytest.approx([each["loss"] for each in theirs[1:]], abs=1e-4)
 
 
 @pytest.mark.soak
@@ -301,10 +450,10 @@ def test_checkpoints_are_taken_on_by_any_number_of_processes(
 @pytest.mark.parametrize(
     ("rank", "fault", "timeout", "message"),
     [
-        (1, "SIGKILL", 600, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL; the same command goes on at step 1"),
+        (1, "SIGKILL", 600, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL, .* goes on at step 1"),
         (0, "SIGKILL", 600, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL"),
         (1, "memory", 600, r"rank 1 of 2: step 1: the GPU's memory is not enough .*; no answer from rank 0"),
-        (1, "SIGSTOP", 20, r"rank 0 of 2: .*; no answer from rank 1"),
+        (1, "SIGSTOP", 20, r"no answer from rank 1 of 2 in train.process_timeout_seconds = 20 \(rank 0: "),
     ],
 )
 def test_what_stops_one_process_ends_the_run_with_its_cause(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from rollfeed.errors import RunFailedError
 from rollfeed.training.packing import TrainSequence, pack_sequences
 from rollfeed.training.ranks import Ranks, deal, pack_evenly
+from rollfeed.types import RoutedExperts
 
 
 def sequences_of(rng: np.random.Generator, count: int) -> list[TrainSequence]:
     made = []
     for number in range(count):
         ids = rng.integers(0, 50, int(rng.integers(3, 60))).astype(np.int32)
-        made.append(TrainSequence.of_tokens(ids, prompt_length=int(rng.integers(1, len(ids))), number=number))
+        sequence = TrainSequence.of_tokens(ids, prompt_length=int(rng.integers(1, len(ids))), number=number)
+        experts = RoutedExperts.of(rng.integers(0, 4, (len(ids), 6)))
+        made.append(replace(sequence, routed_experts=experts))
     return made
 
 
@@ -38,6 +42,11 @@ def test_ranks_make_as_many_passes_and_compute_everything_once(num_ranks: int) -
         idle = [each for its in dealt for each, _ in its if not each.sample_indices]
         assert not any(each.weights_T.any() or each.mask_T.any() or each.num_inputs for each in idle)
         assert len(idle) < 2 * num_ranks
+        for each in idle:
+            arrays = {field.name: getattr(each, field.name) for field in fields(each)}
+            for name, array in arrays.items():
+                if isinstance(array, np.ndarray):
+                    assert array.shape[: 2 if "_BL" in name else 1] == ((1, 2) if "_BL" in name else (1,)), name
 
 
 def _key(each: tuple[object, bool]) -> tuple[int, bool]:

@@ -152,7 +152,8 @@ async def _ranked_trainer(prepared: PreparedRun, out: Path) -> AsyncIterator[Ran
     settings = prepared.settings
     checkpoints = await asyncio.to_thread(_checked, prepared)
     count, folders = settings.train.num_processes, prepared.spec.folders
-    group = RankGroup(count, _RANK_FACTORY, settings, prepared.num_batches, folders)
+    timeout = settings.train.process_timeout_seconds
+    group = RankGroup(count, _RANK_FACTORY, settings, prepared.num_batches, folders, timeout_seconds=timeout)
     async with group:
         trainer = RankedTrainer(group, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
         try:

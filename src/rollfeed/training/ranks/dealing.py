@@ -105,4 +105,5 @@ def _idle(like: MicroBatch) -> MicroBatch:
         pictures_B=((),),
         is_picture_BL=None,
         is_seeing_T=np.zeros(1, np.bool_),
+        experts_BLC=None,
     )
