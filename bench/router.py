@@ -29,11 +29,11 @@ import aiohttp
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from session_replay.replay_bench import bench_replay
+from session_replay.server_choices import PrefixAndLoad
+from session_replay.session_traces import SessionsWorkload, SessionTrace, make_sessions
 
 from rollfeed.benchmarks.machine import command_environment, free_port, machine
-from rollfeed.benchmarks.routing.replay_bench import bench_replay
-from rollfeed.benchmarks.routing.server_choices import PrefixAndLoad
-from rollfeed.benchmarks.routing.session_traces import SessionsWorkload, SessionTrace, make_sessions
 from rollfeed.routing import ServerLoadView
 from rollfeed.testing.fake_sglang import Fakes, start_fake_sglang
 

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.session_replay.replay_bench import bench_replay, most_hit_rate
+from bench.session_replay.server_choices import POLICIES, ConsistentHashing
+from bench.session_replay.session_traces import SessionsWorkload, make_sessions, turns_by_rank
 
 from rollfeed.benchmarks.machine import command_environment
-from rollfeed.benchmarks.routing.replay_bench import bench_replay, most_hit_rate
-from rollfeed.benchmarks.routing.server_choices import POLICIES, ConsistentHashing
-from rollfeed.benchmarks.routing.session_traces import SessionsWorkload, make_sessions, turns_by_rank
 from rollfeed.routing import ServerLoadView
 
 SMALL = SessionsWorkload(

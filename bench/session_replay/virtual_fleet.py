@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.benchmarks.routing.server_choices import ReplayPolicy
-from rollfeed.benchmarks.routing.session_traces import SessionTrace
 from rollfeed.routing import ServerLoadView
 from rollfeed.testing.fake_sglang import TimeModel, TimeModelSettings, VirtualClock
 from rollfeed.testing.fake_sglang.wire import FakeJob
+
+from .server_choices import ReplayPolicy
+from .session_traces import SessionTrace
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

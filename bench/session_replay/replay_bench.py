@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rollfeed.benchmarks.routing.server_choices import POLICIES
-from rollfeed.benchmarks.routing.session_traces import SessionsWorkload, SessionTrace, make_sessions, turns_by_rank
-from rollfeed.benchmarks.routing.virtual_fleet import replay
+from .server_choices import POLICIES
+from .session_traces import SessionsWorkload, SessionTrace, make_sessions, turns_by_rank
+from .virtual_fleet import replay
 
 OURS, REFERENCE = "ours", "consistent_hashing"
 
