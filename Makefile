@@ -158,7 +158,7 @@ bench-trl: $(INSTALLED) $(TRL_INSTALLED)
 	$(BIN)/python bench/trl_rollouts.py --trl-python $(TRL_VENV)/bin/python --output bench/trl_rollouts.json
 
 settings: install
-	$(BIN)/python -m rollfeed.config.reference > docs/settings.md
-	$(BIN)/python -m rollfeed.report.metrics_reference > docs/metrics.md
-	$(BIN)/python -m rollfeed.store.tables.reference docs/parquet.md
+	$(BIN)/python docs/pages/settings.py > docs/settings.md
+	$(BIN)/python docs/pages/metrics.py > docs/metrics.md
+	$(BIN)/python docs/pages/parquet.py docs/parquet.md
 	$(BIN)/python -m rollfeed.compat.convert.flags_reference docs/from-slime.md

@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from rollfeed.config.reference import descriptions, render_reference
+from docs.pages.settings import descriptions, render_reference
+
 from rollfeed.config.section import section_in
 from rollfeed.config.settings import Settings, flatten
 
@@ -8,7 +9,7 @@ from rollfeed.config.settings import Settings, flatten
 def test_the_settings_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
     assert page.read_text(encoding="utf-8") == render_reference(), (
-        "run: python -m rollfeed.config.reference > docs/settings.md"
+        "run: python docs/pages/settings.py > docs/settings.md"
     )
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from rollfeed.report.metrics_reference import described_metrics
+from docs.pages.metrics import described_metrics
 
 SETTINGS = """
 [model]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.pages.settings import render_reference
 
-from rollfeed.config.reference import render_reference
 from rollfeed.report import Advice, advice_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rollfeed.report.metrics_reference import described_metrics, page
+from docs.pages.metrics import described_metrics, page
 
 
 def test_the_page_is_current() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from docs.pages.parquet import with_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from rollfeed.store.tables.parquet import (
     timings_table,
     write_table,
 )
-from rollfeed.store.tables.reference import with_tables
 from rollfeed.store.tables.schema import (
     BATCH_SCHEMA,
     DROPPED_COLUMNS,

@@ -4,7 +4,7 @@ A comment ``#: part/name: description`` in the package describes a metric, or se
 ``<reason>`` in a name stands for whatever the run has there. Counts of the ledger and of engines are fields of their
 classes, with what is said of them there.
 
-    python -m rollfeed.report.metrics_reference > docs/metrics.md
+    python docs/pages/metrics.py > docs/metrics.md
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_PACKAGE = Path(__file__).parents[1]
+import rollfeed
+
+_PACKAGE = Path(rollfeed.__file__).parent
 _BESIDE = re.compile(r"^ *#: ((?:[a-zA-Z]+/\S+, )*[a-zA-Z]+/\S+): (.+)$", re.MULTILINE)
 _COUNTS = (("ledger", "types/run.py", "LedgerCounts"), ("engine", "engine/**/counters.py", "Counters"))
 _PARTS = {
@@ -74,7 +76,7 @@ _WATCHED = (
 _FOOT = """
 [Advice](runs.md#advice) that `rollfeed show` gives is made of these and others, with the thresholds there.
 
-All that follows is made by `python -m rollfeed.report.metrics_reference` from the code.
+All that follows is made by `python docs/pages/metrics.py` from the code.
 """
 
 

@@ -23,7 +23,7 @@ replaced. The `settings.json` of a run is such a file, too. `rollfeed check FILE
 An unfinished run in the same folder is gone on with; which settings may be others then stands
 [below](#going-on-with-a-run).
 
-This page is generated from the classes: `python -m rollfeed.config.reference > docs/settings.md`.
+This page is generated from the classes: `python docs/pages/settings.py > docs/settings.md`.
 """
 _GOING_ON = """## Going on with a run
 

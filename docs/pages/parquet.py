@@ -1,4 +1,4 @@
-"""The tables of docs/parquet.md, generated from the columns: ``python -m rollfeed.store.tables.reference FILE``."""
+"""The tables of docs/parquet.md, generated from the columns: ``python docs/pages/parquet.py FILE``."""
 
 from __future__ import annotations
 
