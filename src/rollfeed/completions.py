@@ -133,7 +133,9 @@ def check_completion(
     if completion.prompt_tokens != num_prompt_tokens:
         raise EngineProtocolError(f"answers {completion.prompt_tokens} prompt tokens, {num_prompt_tokens} were sent")
     check_tokens(completion.token_ids, completion.logprobs, vocab_size=limits.vocab_size, is_exact=limits.is_exact)
-    if params.return_routed_experts and len(completion.token_ids):
+    # One that was aborted goes on from its tokens, whose experts come with the rest.
+    is_whole = completion.finish_reason.kind is not FinishKind.ABORT
+    if params.return_routed_experts and len(completion.token_ids) and is_whole:
         check_experts(completion.routed_experts, num_tokens=num_prompt_tokens + len(completion.token_ids) - 1)
     check_versions(completion.version_spans, newest_version=limits.newest_version)
     check_finish(

@@ -203,8 +203,6 @@ class Settings(RolloutConfig):
             yield "rollout.n_samples_per_prompt = 2: a conversation has one answer with mode = 'sft': remove it"
         if self.sampling.return_sampling_mask and self.engine.openai is not None:
             yield "sampling.return_sampling_mask: servers of [engine.openai] return none: set it to false"
-        if self.sampling.return_routed_experts and self.engine.openai is not None:
-            yield "sampling.return_routed_experts: servers of [engine.openai] return none: set it to false"
         if self.train.routing_replay and not self.sampling.return_routed_experts:
             yield (
                 "train.routing_replay = true trains with the experts that tokens were sampled with: set "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -80,6 +82,8 @@ class FakeVLLM:
         """Tokens after which a response finds the weights called otherwise, once."""
         self.update_status = 200
         self.reset_status = 200
+        self.expert_file: Callable[[int], bytes] | None = None
+        """Makes the file of experts of so many tokens, where it returns any."""
         self.scores_prompts = True
         """Whether ``prompt_logprobs`` are returned where they are asked for."""
         self.gauges: tuple[int, int] | None = None
@@ -143,7 +147,7 @@ class FakeVLLM:
             if self.hold_after is not None and body.get("request_id") != "rollfeed-probe":
                 await self._hold()
             choice = self._choice(body, tokens, prompt, is_tokens=is_tokens, finish=self._finish(tokens, params))
-            choice |= self._versions(len(tokens), is_tokens=is_tokens)
+            choice |= self._versions(len(tokens), is_tokens=is_tokens) | self._experts(len(prompt) + len(tokens) - 1)
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens), "total_tokens": 0}
             reply = {"id": "x", "choices": [choice], "usage": usage}
             if params.get("prompt_logprobs") is not None and self.scores_prompts:
@@ -176,6 +180,8 @@ class FakeVLLM:
             )
             if is_last:
                 choice |= self._versions(len(tokens), is_tokens=request.path == TOKENS)
+            if is_last and request.path == TOKENS:  # streams of completions have none
+                choice |= self._experts(len(prompt) + len(tokens) - 1)
             await self._send(response, {"id": "x", "choices": [choice]})
         if body.get("stream_options"):
             usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 2}}
@@ -194,6 +200,11 @@ class FakeVLLM:
         self.weight_version, self.new_version = name, None
         spans = [{"version": old, "start": 0, "end": border}, {"version": name, "start": border, "end": num_tokens}]
         return {"weight_versions": spans}
+
+    def _experts(self, num_tokens: int) -> dict[str, str]:
+        if self.expert_file is None:
+            return {}
+        return {"routed_experts": base64.b64encode(self.expert_file(num_tokens)).decode()}
 
     async def _hold(self) -> None:
         self.holding += 1
@@ -265,6 +276,12 @@ class FakeVLLM:
                 "text_offset": [0] * len(ids),
             }
         return choice
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 @asynccontextmanager

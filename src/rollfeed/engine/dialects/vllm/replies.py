@@ -6,6 +6,7 @@ is not streamed; both have the same form.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +20,17 @@ from rollfeed.engine.client.versions import NamedSpan, read_spans
 from rollfeed.engine.http import Failure, TryFailedError, error_message
 from rollfeed.errors import EngineProtocolError, PictureMismatchError
 from rollfeed.protocols import Tokenizer
-from rollfeed.types import FinishKind, FinishReason, SeenPicture, VersionSpan
+from rollfeed.types import FinishKind, FinishReason, RoutedExperts, SeenPicture, VersionSpan
 
 _LOWEST_LOGPROB = -9999.0
 """What vLLM writes for minus infinity and where it has no logprob."""
 _LARGEST_ID = 2**31 - 1
 _ID_PREFIX = "token_id:"
+_EXPERT_FILE = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([|<][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \((\d{1,9}), (\d{1,9}), (\d{1,9})\), \} *\n",
+    re.DOTALL,
+)
 IDS, LOGPROBS = "token ids", "logprobs"
 
 
@@ -48,6 +54,8 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[NamedSpan] | None = None
+    routed_experts: bytes | None = None
+    """Base64 of a ``.npy`` file of ``(N, layers, experts a token)``, at the end of a response."""
 
 
 class _PromptUsage(msgspec.Struct, gc=False):
@@ -85,6 +93,7 @@ class VLLMAnswer:
     """Collects what one try has sampled so far.
 
     With ``exact`` a reply without exact tokens and logprobs is refused; ``lacks`` names what none of this server has.
+    Experts are read ``with_experts`` only: a server that returns them does so whether they are asked for or not.
     """
 
     def __init__(
@@ -93,6 +102,7 @@ class VLLMAnswer:
         prompt_ids: NDArray[np.int32],
         max_new_tokens: int,
         exact: bool,
+        with_experts: bool = False,
         lacks: tuple[str, ...] = (),
         tokenizer: Tokenizer,
     ) -> None:
@@ -102,6 +112,8 @@ class VLLMAnswer:
         self._prompt_ids = prompt_ids
         self._max_new_tokens = max_new_tokens
         self._exact = exact
+        self._with_experts = with_experts
+        self._experts: bytes | None = None
         self._always_lacks = lacks
         self._tokenizer = tokenizer
         self._finish: FinishReason | None = None
@@ -188,6 +200,9 @@ class VLLMAnswer:
             text=text,
             seen_pictures=self._seen,
             is_exact=not lacks,
+            routed_experts=None
+            if self._experts is None or not len(token_ids)
+            else _routed_experts(self._experts, num_tokens=len(self._prompt_ids) + len(token_ids) - 1),
         )
 
     def _add(self, choice: _Choice) -> None:
@@ -205,6 +220,8 @@ class VLLMAnswer:
             self._append(ids, logprobs)
         if choice.weight_versions is not None:
             self._weight_versions = choice.weight_versions
+        if self._with_experts and choice.routed_experts is not None:
+            self._experts = choice.routed_experts
         if choice.finish_reason is not None:
             self._finish = self._finish_reason(choice.finish_reason, choice.stop_reason)
 
@@ -258,6 +275,20 @@ def _logprobs(logprobs: _Logprobs | None) -> Sequence[float | None]:
     if logprobs.content is not None:
         return [content.logprob for content in logprobs.content]
     return logprobs.token_logprobs or ()
+
+
+def _routed_experts(content: bytes, *, num_tokens: int) -> RoutedExperts:
+    """Return the experts in a ``.npy`` file; nothing is made in the size that it claims."""
+    try:
+        if (header := _EXPERT_FILE.match(content)) is None:
+            raise ValueError("no .npy file of three axes of integers")
+        shape = tuple(map(int, header.groups()[1:]))
+        if shape[0] != num_tokens or not shape[1] * shape[2]:
+            raise ValueError(f"of shape {shape}, where {num_tokens} tokens were computed")
+        numbers = np.frombuffer(content, header[1].decode(), offset=header.end())
+        return RoutedExperts.of(numbers.reshape(num_tokens, shape[1] * shape[2]))
+    except ValueError as error:
+        raise EngineProtocolError(f"reply: its routed_experts cannot be read: {error}") from None
 
 
 def _failure(content: bytes) -> Exception:

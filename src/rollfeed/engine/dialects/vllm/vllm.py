@@ -93,6 +93,11 @@ class VLLM:
                     f"{address}: its logprobs are of {server.logprobs_of.value} and do not show "
                     f"{hidden} = {getattr(params, hidden)}: start vLLM with --logprobs-mode processed_logprobs"
                 )
+            if params.return_routed_experts and not server.returns_experts:
+                raise EngineProtocolError(
+                    f"{address}: {server.route.path} returns no routed_experts, which sampling.return_routed_experts "
+                    "asks for: start vLLM (0.32 or later) with --enable-return-routed-experts and --enable-scale-out"
+                )
 
     def request(self, flight: Flight, worker: Worker) -> ServerRequest:
         server = self._servers[worker.address]
@@ -101,6 +106,7 @@ class VLLM:
             prompt_ids=flight.input_ids,
             max_new_tokens=flight.remaining_tokens,
             exact=self.is_exact,
+            with_experts=flight.params.return_routed_experts,
             lacks=server.lacks,
             tokenizer=self._context.tokenizer,
         )
