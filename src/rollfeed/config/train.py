@@ -146,6 +146,10 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """Weight of the entropy of what predicts each trained token, which is taken off its loss: above 0 answers stay
     different (A3C, arXiv:1602.01783, section 4). Groups of equal rewards then bring a gradient, too.
     """
+    router_aux_loss_coefficient: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
+    """Weight of the load-balancing loss of a mixture of experts (arXiv:2101.03961, as transformers computes it from
+    each micro-batch), which is added to each trained token's loss; models that have one are trained with 0.001 to 0.02.
+    """
     function: Plugin[LossFn] | None = None
     """A `LossFn` of yours in the place of `objective`, by import path (docs/extending.md); what corrects for the
     engine, the divergence and the entropy are added as their keys say, and groups of equal rewards are not left out.
@@ -200,7 +204,8 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     @property
     def learns_without_advantage(self) -> bool:
         """Whether a sample whose advantage is 0 may bring a gradient."""
-        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.function is not None
+        added = (self.kl_coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
+        return any(added) or self.function is not None
 
 
 class TrainSettings(Section):
@@ -319,6 +324,8 @@ class TrainSettings(Section):
             raise ValueError("activation_offload = true has no effect without activation_checkpointing = true: set it")
         if self.routing_replay and self.compile:
             raise ValueError("routing_replay = true looks into routers while they compute: set compile = false")
+        if self.loss.router_aux_loss_coefficient and self.compile:
+            raise ValueError("loss.router_aux_loss_coefficient looks into routers: set compile = false, or it to 0")
         if self.num_exports_kept is not None and not self.export_interval:
             raise ValueError("num_exports_kept has no effect with export_interval = 0: raise it, or leave it out")
         if self.optimizer.offload and self.num_processes > 1:

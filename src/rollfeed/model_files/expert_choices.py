@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: which experts they choose, and choosing these again.
+"""The routers of a mixture of experts: which experts they choose, choosing these again, and how evenly they choose.
 
 A router is found by trying: a module of its own that takes the ``k`` largest of a number for each expert. Whatever it
 makes of them, before and behind, stays the model's: replayed, it is given the numbers of the experts that were chosen
@@ -6,16 +6,17 @@ before, so that gates are those of its own numbers at these experts, with their 
 
 Source: "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers" (arXiv:2510.11370).
 
-Axes: B rows, L places in a row, E layers with experts, K experts a token and layer, C = E * K, X experts.
+Axes: B rows, L places in a row, N = B * L, E layers with experts, K experts a token and layer, C = E * K, X experts.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,6 +116,65 @@ class Routers:
         return result
 
 
+class RouterBalance(NamedTuple):
+    """The evenness with which the routers of a pass choose experts, by what they would choose themselves."""
+
+    loss: Tensor
+    """The load-balancing loss, ``()``, with gradient: as many as experts a token where all are even, more otherwise."""
+    load_EX: Tensor
+    """Choices of an expert over those of one of as many equal ones."""
+
+
+class BalanceMeter:
+    """Says after each pass of a model how evenly its routers have spread the tokens.
+
+    The loss is Switch's (arXiv:2101.03961, section 2.2) for several experts a token, over all layers together, computed
+    by transformers' own function from the numbers that its models give away as ``router_logits``.
+
+    Raises:
+        ValueError: If it gives none away; says why.
+    """
+
+    def __init__(self, model: Any) -> None:
+        num_experts = num_experts_of(model)
+        if num_experts is None:
+            raise ValueError("it has no experts by its configuration")
+        if "output_router_logits" not in inspect.signature(model.forward).parameters:
+            raise ValueError("transformers computes no load-balancing loss of it")
+        self._num_experts = num_experts
+        self._top_k = int(getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", 0))
+        self._logits: tuple[Tensor, ...] = ()
+        # Asked for behind the head, its own loss would take the mask of a row with branches for one of padding.
+        body = model.base_model
+        body.register_forward_pre_hook(_ask_for_logits, with_kwargs=True)
+        body.register_forward_hook(self._take)
+        with torch.no_grad():
+            _try(model)
+        if not self._top_k or not self._logits or any(each.shape[-1] != num_experts for each in self._logits):
+            raise ValueError("its routers do not give away a number for each of its experts")
+
+    def read(self, is_token_BL: Tensor) -> RouterBalance:
+        """Return the balance of the last pass over the places that are not padding."""
+        from transformers.models.mixtral import modeling_mixtral
+
+        loss_of: Callable[..., Any] = modeling_mixtral.load_balancing_loss_func
+        logits = tuple(each.float() for each in self._logits)
+        self._logits = ()
+        loss: Tensor = loss_of(logits, self._num_experts, self._top_k, is_token_BL)
+        is_token_N = is_token_BL.reshape(-1).float()
+        with torch.no_grad():
+            chosen_EN = torch.stack([each.topk(self._top_k, dim=-1).indices for each in logits]).flatten(1)
+            counted_EN = is_token_N.repeat_interleave(self._top_k).expand(chosen_EN.shape)
+            count_EX = torch.zeros(len(logits), self._num_experts, device=chosen_EN.device)
+            count_EX.scatter_add_(1, chosen_EN, counted_EN)
+            load_EX = count_EX * (self._num_experts / self._top_k) / is_token_N.sum()
+        return RouterBalance(loss, load_EX)
+
+    def _take(self, module: Any, inputs: Any, outputs: Any) -> None:
+        del module, inputs
+        self._logits = tuple(getattr(outputs, "router_logits", None) or ())
+
+
 @dataclass(slots=True)
 class _Router:
     """A module that chooses experts."""
@@ -192,11 +252,20 @@ def _find(model: Any, num_experts: int) -> list[_Router]:
         router = _Router(module, name)
         hooks.append(module.register_forward_pre_hook(lambda module, inputs, router=router: stack.append(router)))
         hooks.append(module.register_forward_hook(end, always_call=True))
-    tokens_BL = torch.arange(_TRIED_TOKENS, device=next(model.parameters()).device)[None] * 7 % vocab_size_of(model)
     try:
         with torch.no_grad(), _Choosing(num_experts, note):
-            model(input_ids=tokens_BL, use_cache=False)
+            _try(model)
     finally:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _try(model: Any) -> None:
+    tokens_BL = torch.arange(_TRIED_TOKENS, device=next(model.parameters()).device)[None] * 7 % vocab_size_of(model)
+    model(input_ids=tokens_BL, use_cache=False)
+
+
+def _ask_for_logits(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    del module
+    return args, {**kwargs, "output_router_logits": True}

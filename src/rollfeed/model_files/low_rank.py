@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.model_files.expert_choices import num_experts_of
 from rollfeed.model_files.names import CheckpointNames
 
 _ADAPTER = "default"
@@ -23,6 +24,8 @@ _ADAPTER = "default"
 _SEED = 0
 """Of one half of the adapter, the other half being 0: a training that begins again begins with the same one."""
 _ALL_LINEAR = "all-linear"
+_OF_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Layers that peft takes for those of a mixture's experts, all of which transformers holds as one tensor."""
 _WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """Of a model's names in peft's files."""
@@ -36,15 +39,26 @@ def check_targets(model: Any, target_modules: Sequence[str]) -> None:
     """
     if list(target_modules) == [_ALL_LINEAR]:
         return
-    apart = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    modules = dict(model.named_modules())
-    linear = {name for name, each in modules.items() if isinstance(each, torch.nn.Linear) and id(each) not in apart}
+    modules, linear = dict(model.named_modules()), _linear_names(model)
     for target in target_modules:
         found = {name for name in modules if name == target or name.endswith(f".{target}")}
         if not found or not found <= linear:
             there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             what = "the model has no such module" if not found else f"{min(found)} is none that is adapted"
             raise ConfigError(f"train.lora.target_modules: {target!r}: {what}; linear layers are: {there}")
+
+
+def _linear_names(model: Any) -> set[str]:
+    apart = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    named = model.named_modules()
+    return {name for name, each in named if isinstance(each, torch.nn.Linear) and id(each) not in apart}
+
+
+def _all_linear(model: Any) -> str | list[str]:
+    """Return peft's name of all linear layers; of a mixture of experts, theirs beside the experts."""
+    if num_experts_of(model) is None:
+        return _ALL_LINEAR
+    return sorted({name.rpartition(".")[2] for name in _linear_names(model)} - _OF_EXPERTS)
 
 
 def check_peft() -> None:
@@ -80,12 +94,17 @@ class AdaptedNames(CheckpointNames):
         self.config = LoraConfig(
             r=rank,
             lora_alpha=alpha,
-            target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets,
+            target_modules=_all_linear(model) if targets == [_ALL_LINEAR] else targets,
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             inject_adapter_in_model(self.config, model, _ADAPTER)
+        if not all(isinstance(layer.base_layer, torch.nn.Linear) for layer in adapted_layers(model)):
+            raise ConfigError(
+                "train.lora.target_modules: experts are not adapted, nor what is named as their layers are: leave "
+                f"{', '.join(sorted(_OF_EXPERTS))} out"
+            )
         super().__init__(model, stored)
         layers = {layer.base_layer.weight.data_ptr(): layer for layer in adapted_layers(model)}
         places = {tensor.data_ptr(): name for name, tensor in self.unchanged.items()}

@@ -21,7 +21,7 @@ from torch import Tensor
 from rollfeed.base.cores import num_physical_cores
 from rollfeed.config.train import TrainPrecision, TrainSettings
 from rollfeed.errors import ConfigError
-from rollfeed.model_files.expert_choices import Routers
+from rollfeed.model_files.expert_choices import BalanceMeter, RouterBalance, Routers
 from rollfeed.model_files.heads import Head, HeadShape, find_head_shape, hidden_states
 from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.seeing import looking
@@ -102,7 +102,8 @@ def prepare_passes(policy: Policy, settings: TrainSettings) -> None:
     """Have passes with a gradient keep what the settings say, and compute what is compiled.
 
     Raises:
-        ConfigError: If the model knows no activation checkpointing, or has no routers to be told the experts.
+        ConfigError: If the model knows no activation checkpointing, or has no routers to be told the experts, or to be
+            balanced.
     """
     if settings.activation_checkpointing:
         enable_activation_checkpointing(policy.model)
@@ -112,6 +113,12 @@ def prepare_passes(policy: Policy, settings: TrainSettings) -> None:
             policy.routers = Routers(policy.model)
         except ValueError as error:
             raise ConfigError(f"train.routing_replay = true: {error}; set it to false") from error
+    if coefficient := settings.loss.router_aux_loss_coefficient:
+        try:
+            policy.balance_meter = BalanceMeter(policy.model)
+        except ValueError as error:
+            what = f"train.loss.router_aux_loss_coefficient = {coefficient:g}"
+            raise ConfigError(f"{what}: {error}; set it to 0") from error
     if settings.compile:
         for layer in decoder_layers(policy.model):
             layer.compile(dynamic=True)  # once for all lengths
@@ -173,6 +180,8 @@ class Scored(NamedTuple):
     """Natural-log probability after temperature; has a gradient where the pass has."""
     entropy_T: Tensor
     """Of the distribution that the token was predicted by; it has a gradient, too."""
+    balance: RouterBalance | None = None
+    """Of all the micro-batch's tokens, those of prompts included; None where it is not asked for."""
 
 
 class Policy:
@@ -214,6 +223,7 @@ class Policy:
         """Whether rows with branches are attended to block by block; the model has been asked to."""
         self.routers: Routers | None = None
         """What takes the experts again that tokens were sampled with; None where the model chooses itself."""
+        self.balance_meter: BalanceMeter | None = None
         self.offloads = False
         """Whether what passes keep for the way back waits in the CPU's memory."""
 
@@ -237,7 +247,10 @@ class Policy:
                 head=head,
                 dtype=(None if exact else self.head_dtype or autocast) if head else None,
                 drawn_from=micro_batch.sampling_mask,
-            )
+            ),
+            balance=None
+            if self.balance_meter is None
+            else self.balance_meter.read(self._tensor(micro_batch.token_mask)),
         )
         if not torch.is_grad_enabled():
             let_go(self.model)
@@ -253,7 +266,7 @@ class Policy:
                 scored = self.score(micro_batch, temperature=temperature, exact=exact)
                 for number in np.unique(micro_batch.sequence_ids_T):
                     own = torch.from_numpy(micro_batch.sequence_ids_T == number)
-                    found[int(number)] = Scored(*(each.cpu()[own] for each in scored))
+                    found[int(number)] = Scored(scored.logprobs_T.cpu()[own], scored.entropy_T.cpu()[own])
         return found
 
     @contextmanager
@@ -277,7 +290,9 @@ class Policy:
                 f"{name} {sequence.sample_index} has {sequence.num_inputs} tokens, and the model that is trained takes "
                 f"at most {longest}: {remedy}"
             )
-        if self.routers is not None and (problem := self.routers.problem(sequence.routed_experts, sequence.num_inputs)):
+        # What nobody has sampled, such as a warm-up's answers, has no experts to be computed with.
+        routers = None if sequence.versions_T is None else self.routers
+        if routers is not None and (problem := routers.problem(sequence.routed_experts, sequence.num_inputs)):
             raise ConfigError(f"train.routing_replay = true: {name} {sequence.sample_index} {problem}")
         largest = int(sequence.token_ids.max())
         if largest >= self.vocab_size:
@@ -340,6 +355,7 @@ def spread(policy: Policy, reference: Policy | None, ranks: Ranks, *, device: to
     ``options`` are those of :class:`Policy`.
     """
     exact = Policy(empty_copy(policy.model), head_shape=policy.head_shape, **options)
+    exact.routers = policy.routers  # its copy has their hooks
     for buffer in exact.model.buffers():
         buffer.data = buffer.to(device)
     for each in filter(None, (policy, reference)):

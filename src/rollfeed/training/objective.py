@@ -243,8 +243,9 @@ def micro_batch_loss(
     tally.count(mask_T)
     #: train/entropy: of the distribution over the whole vocabulary, in nats
     tally.add("entropy", scored.entropy_T, mask_T)
+    balance = _balance(scored, arrays, settings, tally)
     if settings.objective is Objective.CROSS_ENTROPY:  # nobody has sampled the tokens: there is no ratio
-        return -(logprobs_T * arrays.weights_T).sum()
+        return balance - (logprobs_T * arrays.weights_T).sum()
     trainer_T = logprobs_T.detach() if start_logprobs_T is None else start_logprobs_T
     old_T = trainer_T if settings.old_logprobs is OldLogprobs.TRAINER else arrays.rollout_logprobs_T
     if own is None:
@@ -265,7 +266,7 @@ def micro_batch_loss(
     )
     if settings.correction is not Correction.NONE:
         loss_T = loss_T * _correction(trainer_T, arrays, settings, tally)
-    whole = 0.0 if loss_T.ndim else loss_T
+    whole = balance if loss_T.ndim else balance + loss_T
     loss_T = loss_T if loss_T.ndim else torch.zeros_like(logprobs_T)
     if settings.entropy_coefficient:
         loss_T = loss_T - settings.entropy_coefficient * torch.where(mask_T != 0, scored.entropy_T, 0.0)
@@ -277,6 +278,18 @@ def micro_batch_loss(
         tally.add("reference_kl", kl_T, mask_T)
         loss_T = loss_T + settings.kl_coefficient * kl_T
     return (loss_T * arrays.weights_T).sum() + whole
+
+
+def _balance(scored: Scored, arrays: TokenArrays, settings: LossSettings, tally: Tally) -> Tensor | float:
+    """Return the routers' part of the loss: that of the micro-batch, weighted as if it were each token's."""
+    if scored.balance is None:
+        return 0.0
+    mask_T, load_X = arrays.mask_T, scored.balance.load_EX.flatten()
+    #: train/router_aux_loss: load-balancing loss of the routers, where `train.loss.router_aux_loss_coefficient` is set
+    tally.add("router_aux_loss", scored.balance.loss.expand(len(mask_T)), mask_T)
+    #: train/expert_load_min, train/expert_load_max: an expert's tokens in a layer and pass, 1 where all have as many
+    tally.add_extremes("expert_load", load_X, torch.full_like(load_X, not arrays.is_idle))
+    return settings.router_aux_loss_coefficient * scored.balance.loss * arrays.weights_T.sum()
 
 
 def _own_loss(

@@ -201,6 +201,13 @@ class MicroBatch:
     experts_BLC: NDArray[np.int64] | None = None
     """The experts that each place was computed with when it was sampled; -1 is padding. None where some has none."""
 
+    @property
+    def token_mask(self) -> NDArray[np.bool_]:
+        """True where there is no padding, ``(B, L)``."""
+        is_token_BL: NDArray[np.bool_] = self.position_ids_BL > 0
+        is_token_BL[:, 0] = True
+        return is_token_BL
+
 
 @dataclass(slots=True)
 class PackedRow:

@@ -159,4 +159,4 @@ def _scored(policy: Policy, sequences: list[TrainSequence], length: int, *, shar
         longest_tree=length,
     )
     found = policy.score_each(micro_batches, temperature=1.0, exact=True)
-    return torch.cat([each.float() for number in sorted(found) for each in found[number]])
+    return torch.cat([each.float() for number in sorted(found) for each in found[number][:2]])

@@ -252,7 +252,8 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
 
     Raises:
         CheckpointError: If weights are missing, not whole, or not the model's.
-        ConfigError: If it has no modules such as an adapter is asked for, or there is no peft to make one.
+        ConfigError: If it has no modules such as an adapter is asked for, or there is no peft to make one, or it has no
+            experts, and something is asked of these.
     """
     if not has_weights(checkpoint):
         raise CheckpointError(
@@ -260,6 +261,7 @@ def check_trained_model(settings: Settings, checkpoint: Path) -> None:
             "*.safetensors and config.json there"
         )
     _check_adapter(settings, checkpoint)
+    _check_experts(settings, checkpoint)
     if settings.engine.is_embedded and settings.needs_engine and settings.train.checkpoint is None:
         return  # the engine has looked
     # It brings PyTorch, which takes seconds to import.
@@ -295,6 +297,25 @@ def _check_adapter(settings: Settings, checkpoint: Path) -> None:
 
     check_peft()
     check_targets(empty_model(checkpoint, trust_remote_code=settings.model.trust_remote_code), lora.target_modules)
+
+
+def _check_experts(settings: Settings, checkpoint: Path) -> None:
+    train = settings.train
+    asked = {
+        "routing_replay = true": train.routing_replay,
+        f"loss.router_aux_loss_coefficient = {train.loss.router_aux_loss_coefficient:g}": bool(
+            train.loss.router_aux_loss_coefficient
+        ),
+    }
+    if not any(asked.values()):
+        return
+    # They import PyTorch, which takes seconds.
+    from rollfeed.model_files.expert_choices import num_experts_of
+    from rollfeed.model_files.loading import empty_model
+
+    if num_experts_of(empty_model(checkpoint, trust_remote_code=settings.model.trust_remote_code)) is None:
+        name = next(name for name, is_asked in asked.items() if is_asked)
+        raise ConfigError(f"train.{name}: the model has no experts by its configuration: remove it")
 
 
 def _check_memory(settings: Settings) -> None:
