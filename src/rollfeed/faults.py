@@ -75,7 +75,7 @@ def once_started() -> Iterator[None]:
 
 def complaint(setting: str, function: object, text: str) -> RunFailedError:
     """Return the error for a function that broke its promise: ``text`` says how, and what it must do."""
-    place = _definition(function)
+    place, text = _definition(function), " ".join(text.split())  # arrays are several lines
     return RunFailedError(f"{_named(setting, function)} {text}{f' ({place})' if place else ''}")
 
 

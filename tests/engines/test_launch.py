@@ -68,16 +68,22 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> Any:
 
 
 @pytest.fixture(params=KINDS)
-def launched(request: pytest.FixtureRequest, command: Any, tmp_path: Path) -> tuple[Any, str]:
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def launched(kind: str, command: Any, tmp_path: Path) -> tuple[Any, str]:
     """A command whose servers are launched, and the word by which they are found."""
-    server, given = KINDS[request.param]
+    server, given = KINDS[kind]
     program, *words = given["command"].split()
     mark = f"LAUNCHED_FOR={tmp_path}"
     env = {**OFFLINE, "PYTHONPATH": "", **given["env"], "LAUNCHED_FOR": str(tmp_path)}
     launch = {"command": [str(python_of(server).parent / program), *words], "flags": given["flags"], "env": env}
     options = {f"engine.launch.{key}": value for key, value in launch.items() if key == "command"}
     options |= {f"engine.launch.{key}.{name}": each for key in ("flags", "env") for name, each in launch[key].items()}
-    return command(**{f"engine.{request.param}.request_timeout_seconds": 1200.0, **options}), mark
+    return command(**{f"engine.{kind}.request_timeout_seconds": 1200.0, **options}), mark
 
 
 def test_a_training_survives_the_death_of_its_server(launched: Any) -> None:
@@ -100,6 +106,21 @@ def test_a_training_survives_the_death_of_its_server(launched: Any) -> None:
     assert run.lines("metrics.jsonl")[-1]["engine/readmitted_workers"] == 1
     assert marked(mark) == {}
     assert (run.out / "servers" / "0.log").stat().st_size > 1000
+
+
+def test_a_training_of_an_adapter_gives_servers_the_adapter_alone(launched: Any, kind: str) -> None:
+    run, mark = launched
+    options = ["train.lora.rank=8", f"engine.{kind}.weights_transport=adapter"]
+    if kind == "sglang":
+        options.append("engine.launch.flags.lora-backend=torch_native")
+    code, output = run.run("train", *(word for each in options for word in ("--set", each)), num_rollout=3)
+    assert code == 0, output
+    steps, rollouts = run.lines("train.jsonl"), run.lines("metrics.jsonl")
+    assert len(steps) == 3
+    assert 0 < rollouts[-1]["engine/weights_bytes"] < 400_000  # the weights are 1.6 million
+    assert [step["train/mismatch_kl"] < 1e-3 for step in steps] == [True] * 3
+    assert (run.out / "model" / "adapter" / "adapter_model.safetensors").exists()
+    assert marked(mark) == {}
 
 
 def test_nothing_is_left_after_a_kill(launched: Any) -> None:

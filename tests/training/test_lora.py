@@ -53,6 +53,27 @@ def test_only_the_adapter_is_trained_and_its_start_is_the_model(make_trainer, ti
     assert all("lora_" in name for name in trainer.state_dict().tensors if name.startswith(("model/", "exp_avg")))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation_checkpointing": True},
+        {"activation_checkpointing": True, "activation_offload": True, "micro_batch_tokens": 64},
+        {"share_prompts": False, "micro_batch_tokens": 64},
+    ],
+)
+def test_an_adapter_is_trained_alike_however_passes_are_made(options, make_trainer, batch_by_seed) -> None:
+    batch, found = batch_by_seed(1), []
+    for each in ({}, options):
+        # With this epsilon an update is nearly the gradient, of which small differences stay small.
+        trainer = make_trainer(lora=LORA, optimizer={"learning_rate": 1e-1, "epsilon": 1.0}, **each)
+        start = own(trainer)
+        trainer.train_step(batch)
+        found.append({name: tensor - start[name] for name, tensor in own(trainer).items()})
+    moved = max(float(each.abs().max()) for each in found[0].values())
+    for name, each in found[0].items():
+        torch.testing.assert_close(found[1][name], each, rtol=0.0, atol=1e-4 * moved)
+
+
 def test_merged_weights_say_what_the_trainer_says(make_trainer, tiny_checkpoint, batch_by_seed, tmp_path) -> None:
     trainer, batch = make_trainer(lora=LORA), batch_by_seed(1)
     trainer.train_step(batch)

@@ -38,7 +38,8 @@ def summed(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
 
 def with_metrics(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     loss_T = clipped(inputs)
-    return loss_T, {"own": loss_T.detach() ** 2, "a": inputs.mask_T}
+    metrics = [("own", loss_T.detach() ** 2), ("a", inputs.mask_T)]
+    return loss_T, dict(metrics[:: 1 if len(loss_T) % 2 else -1])  # in no particular order
 
 
 def weights_after(trainer: Trainer, batches: list[Any]) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
@@ -151,9 +152,14 @@ def _unsteady() -> Callable[[LossInputs], Any]:
     [
         (lambda inputs: None, r"returned None \(NoneType\), no tensor"),
         (lambda inputs: inputs.logprobs_T[:-1], r"shape \(\d+,\).*where T = \d+"),
+        (lambda inputs: inputs.logprobs_T * 1j, r"of torch\.complex64 on cpu"),
+        (lambda inputs: inputs.logprobs_T.to("meta"), r"on meta, where T = \d+ on cpu"),
         (lambda inputs: inputs.logprobs_T.detach(), "without a gradient"),
+        (lambda inputs: (inputs.logprobs_T,), r"returned \(tensor\(.* \(tuple\), no tensor"),
         (lambda inputs: inputs.logprobs_T.mean(), "returned one number, and train.loss.correction = 'truncate'"),
         (lambda inputs: (inputs.logprobs_T, {"x": 1.0}), r"metric 'x', which is no tensor \(T,\)"),
+        (lambda inputs: (inputs.logprobs_T, {"x": inputs.mask_T[:-1]}), r"metric 'x', which is no tensor \(T,\)"),
+        (lambda inputs: (inputs.logprobs_T, {1: inputs.mask_T}), "metric 1, which is no tensor"),
         (lambda inputs: (inputs.logprobs_T, [1]), "returned metrics as list"),
         (lambda inputs: inputs.nothing, "AttributeError"),
         (lambda inputs: inputs.logprobs_T * float("nan"), r"the loss \(nan\) of the micro-batch with samples"),

@@ -259,7 +259,7 @@ class OwnLoss:
                 f"returned a tensor of shape {tuple(loss.shape)} of {loss.dtype} on {loss.device}, where "
                 f"T = {len(like_T)} on {like_T.device}: {promised}"
             )
-        if torch.is_grad_enabled() and not loss.requires_grad:
+        if not loss.requires_grad:
             raise self._complaint("returned a loss without a gradient: it must come of logprobs_T or entropy_T")
         if loss.ndim == 0 and inputs.settings.correction is not Correction.NONE:
             raise self._complaint(
