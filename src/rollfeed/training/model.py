@@ -24,6 +24,7 @@ from rollfeed.errors import ConfigError
 from rollfeed.model_files.expert_choices import BalanceMeter, RouterBalance, Routers
 from rollfeed.model_files.heads import Head, HeadShape, find_head_shape, hidden_states
 from rollfeed.model_files.loading import load_causal_model
+from rollfeed.model_files.products import wide_products
 from rollfeed.model_files.seeing import looking
 from rollfeed.model_files.trees import block_arguments, tree_mask, tree_rows
 from rollfeed.model_files.trial import longest_text, vocab_size_of
@@ -275,7 +276,8 @@ class Policy:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads or before)
         try:
-            yield
+            with wide_products(self.device):
+                yield
         finally:
             torch.set_num_threads(before)
 

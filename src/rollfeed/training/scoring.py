@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollfeed.model_files.heads import Head, HeadShape
+from rollfeed.model_files.products import add_product
+from rollfeed.model_files.products import product as matrix_product
 from rollfeed.types import SamplingMask
 
 
@@ -186,7 +188,7 @@ class _ScoreTokens(torch.autograd.Function):
                 continue
             gradient_RV = gradient_RV.to(plan.product_dtype)
             if rows_gradient_TX is not None:
-                rows_gradient_TX[start:end] = gradient_RV @ product.weight_VD
+                rows_gradient_TX[start:end] = matrix_product(gradient_RV, product.weight_VD)
             if weight_gradient_VD is not None:
                 _add_product(weight_gradient_VD, gradient_RV.t(), product.rows(start, end))
         return rows_gradient_TX, weight_gradient_VD, bias_gradient_V, None, None
@@ -250,12 +252,12 @@ def _product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a product in another type than its factors', which is rounded to theirs where there is no other way."""
     if first.is_cuda and first.dtype != dtype and _SUMS_STAY_WIDE:
         return torch.mm(first, second, out_dtype=dtype)
-    return (first @ second).to(dtype)
+    return matrix_product(first, second).to(dtype)
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
     if total.dtype == first.dtype:
-        total.addmm_(first, second)
+        add_product(total, first, second)
     elif total.is_cuda and _SUMS_STAY_WIDE:
         torch.addmm(total, first, second, out_dtype=total.dtype, out=total)
     else:
