@@ -357,7 +357,6 @@ def spread(policy: Policy, reference: Policy | None, ranks: Ranks, *, device: to
     ``options`` are those of :class:`Policy`.
     """
     exact = Policy(empty_copy(policy.model), head_shape=policy.head_shape, **options)
-    exact.routers = policy.routers  # its copy has their hooks
     for buffer in exact.model.buffers():
         buffer.data = buffer.to(device)
     for each in filter(None, (policy, reference)):

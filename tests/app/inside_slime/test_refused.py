@@ -26,10 +26,6 @@ async def late_filter(args: Namespace, samples: list[Any]) -> bool:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (
-            {"use_rollout_routing_replay": True},
-            r"--use-rollout-routing-replay True: the experts of",
-        ),
         ({"over_sampling_filter_path": "a.b"}, r"--over-sampling-filter-path a.b: .*--dynamic-sampling-filter-path"),
         ({"lora_rank": 8}, r"--lora-rank 8: requests name no adapter"),
         ({"rollout_top_p": 0.9}, r"--rollout-top-p 0.9: this slime trains with the tokens that were kept"),

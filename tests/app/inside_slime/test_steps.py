@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
 
@@ -57,6 +58,18 @@ def test_their_samples_are_filled_as_slime_fills_them(args: Namespace, source: S
         assert sample.prefix_cache_info.total_prompt_tokens == len(sample.prompt)
         assert len(sample.response) == 40  # the server's text, of two characters a token
         assert sample.session_id
+
+
+def test_experts_are_those_of_all_tokens_but_the_last_as_slime_trains_with_them(
+    args: Namespace, source: Source
+) -> None:
+    args.use_rollout_routing_replay, args.num_layers, args.moe_router_topk = True, 2, 2
+    args.partial_rollout, args.over_sampling_batch_size = True, 6
+    for step in range(2):
+        for sample in flat(generate_rollout(args, step, source)):
+            experts = sample.rollout_routed_experts
+            assert (experts.dtype, experts.shape) == (np.int32, (len(sample.tokens) - 1, 2, 2))
+            assert (experts.flatten() == np.arange(experts.size) % 8).all()
 
 
 def test_a_prompt_that_fills_the_context_is_answered_with_nothing(args: Namespace, source: Source) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rollfeed.compat.slime_plugins.names.slime_sample import Sample
 from rollfeed.compat.slime_plugins.read_back import own_sample
@@ -15,6 +16,7 @@ from rollfeed.types import (
     CompletionTimings,
     FinishKind,
     FinishReason,
+    RoutedExperts,
     SamplingMask,
     SamplingParams,
     VersionSpan,
@@ -147,3 +149,36 @@ def test_a_sample_keeps_what_its_tokens_were_drawn_from() -> None:
     sample = own_sample(made, request, [Sent(prompt.token_ids, completion)], policy_version=0)
     assert sample.sampling_mask is not None
     assert [ids.tolist() for ids in sample.sampling_mask.split()] == [[5, 9], [6], []]
+
+
+@pytest.mark.parametrize(("tokens", "num_known"), [([5, 6, 7, 8, 9], 6), ([5, 6, 7, 8], 6), ([5, 2, 8], 3)])
+def test_a_sample_keeps_the_experts_of_its_replies(tokens: list[int], num_known: int) -> None:
+    """Two replies with a tool's token between them; as far as its tokens are those of the engine."""
+    prompt = make_prompt("ab")
+    request = make_request(prompt, max_new_tokens=9, max_context_length=100)
+
+    def sent(before: list[int], new: list[int], number: int) -> Sent:
+        num_tokens = len(before) + len(new) - 1
+        experts_NC = np.repeat(np.arange(num_tokens)[:, None] + 10 * number, 2, axis=1)
+        completion = Completion(
+            token_ids=np.array(new, np.int32), logprobs=np.full(len(new), -1.0, np.float32), text="",
+            finish_reason=FinishReason(FinishKind.LENGTH), version_spans=(VersionSpan(0, len(new), 0),), precision="",
+            prompt_tokens=len(before), cached_tokens=0, timings=CompletionTimings(0.0, 0.0),
+            routed_experts=RoutedExperts.of(experts_NC),
+        )  # fmt: skip
+        return Sent(np.array(before, np.int32), completion)
+
+    start = prompt.token_ids.tolist()
+    replies = [sent(start, [5, 6], 1), sent([*start, 5, 6, 7], [8, 9], 2)]
+    made = Sample(label=prompt.label, tokens=[*start, *tokens], response_length=len(tokens))
+    made.loss_mask = [0] * len(tokens)
+    made.status = Sample.Status.COMPLETED
+    sample = own_sample(made, request, replies, policy_version=0)
+    assert sample.routed_experts is not None
+    expected = [10, 11, 12, 23, 24, 25][: len(start) + len(tokens) - 1]
+    known = sample.routed_experts.numbers[:, 0].tolist()
+    assert known == expected[: len(known)]
+    assert len(known) == min(num_known, len(start) + len(tokens) - 1)
+    made.rollout_routed_experts = [[[1]]]
+    with pytest.raises(ValueError, match="rollout_routed_experts, which no reply had"):
+        own_sample(made, request, [], policy_version=0)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollfeed.app.inside_slime.slime_groups import SlimeGroups, SlimeMember
 from rollfeed.app.inside_slime.slime_job import (
@@ -44,6 +45,7 @@ from rollfeed.types import (
     Outcome,
     Prompt,
     Rollout,
+    RoutedExperts,
     Sample,
     SampleStatus,
     SamplingParams,
@@ -126,6 +128,8 @@ class SlimeAnswering(Scorer):
         params = replace(params, max_new_tokens=budget, min_new_tokens=least)
         name = f"{'eval' if self._about['evaluation'] else 'step'}{self._about['rollout_id']}-rollout{request.index}"
         completion = await services.endpoint.generate(ids, params, request_id=name)
+        if completion.routed_experts is not None:
+            sample.rollout_routed_experts = self._experts(sample, completion.routed_experts)
         new = completion.token_ids.tolist()
         sample.tokens = [*sample.tokens, *new]
         sample.response_length = before + len(new)
@@ -143,6 +147,13 @@ class SlimeAnswering(Scorer):
         if hasattr(sample, "prefix_cache_info"):
             told = {"cached_tokens": completion.cached_tokens, "prompt_tokens": completion.prompt_tokens}
             sample.prefix_cache_info.add(told)
+
+    def _experts(self, sample: Any, told: RoutedExperts) -> NDArray[np.int32]:
+        """Return the experts of a sample as slime trains with them, ``(tokens - 1, layers, experts a token)``."""
+        shape = (told.num_tokens, self._args.num_layers, self._args.moe_router_topk)
+        experts = told.numbers.astype(np.int32).reshape(shape)
+        before = getattr(sample, "rollout_routed_experts", None)  # what a token was sampled with stays
+        return experts if before is None else np.concatenate([before, experts[len(before) :]])
 
     async def _ask(self, function: Any, sample: Any, request: RolloutRequest) -> Any:
         """Have their function answer."""

@@ -34,7 +34,6 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     PROCESS_ALL: ("args", "groups", "data_source"),
 }
 _REFUSED: Mapping[str, str] = {
-    "use_rollout_routing_replay": "the experts of replies are not read here",
     "use_score_centering": "the sampler's best tokens are not read here",
     "over_sampling_filter_path": "name a --dynamic-sampling-filter-path, which sees every group",
     "fully_async": "a call makes one step: leave one of the two functions out",
@@ -157,6 +156,7 @@ def _config(args: Any) -> RolloutConfig:
         **_given(args, "rollout_max_context_len", "rollout_skip_special_tokens"),
         "rollout_stop": texts(getattr(args, "rollout_stop", None)),
         "rollout_stop_token_ids": tuple(getattr(args, "rollout_stop_token_ids", None) or ()),
+        "return_routed_experts": bool(getattr(args, "use_rollout_routing_replay", False)),
     }
     reward = {
         "rm_type": (getattr(args, "rm_type", None) or "").strip() or None,

@@ -23,6 +23,7 @@ from rollfeed.protocols import OWN_CONTEXT, RolloutRequest
 from rollfeed.types import (
     Correct,
     Prompt,
+    RoutedExperts,
     Sample,
     SampleStatus,
     SamplingMask,
@@ -34,7 +35,7 @@ from rollfeed.types import (
 LOGPROB_TOLERANCE = 1e-4
 """What passing through JSON may change."""
 _SAMPLE_ATTRIBUTES = ("tokens", "response", "response_length", "status", "loss_mask", "reward")
-_NO_COUNTERPART = ("multimodal_train_inputs", "rollout_routed_experts", "teacher_log_probs")
+_NO_COUNTERPART = ("multimodal_train_inputs", "teacher_log_probs")
 _GUARDED = ("group_index", "tokens", "response_length", "loss_mask", "rollout_log_probs", "status")
 
 
@@ -127,6 +128,9 @@ def own_sample(made: Any, request: RolloutRequest, sent: Sequence[Sent], *, poli
     mask = _values(made.loss_mask, length, "loss_mask", otherwise=1.0)
     sampled, is_known, versions, drawn_from, precision = _as_sampled(ids, num_prompt, sent, request.partial)
     logprobs = _checked_logprobs(made, mask, sampled, is_known)
+    experts = _experts(ids, sent, request.partial)
+    if experts is None and getattr(made, "rollout_routed_experts", None) is not None:
+        raise ValueError("a sample with rollout_routed_experts, which no reply had: leave it None")
     metadata = {key: value for key, value in made.metadata.items() if key != "tools" or request.prompt.tools is None}
     if not np.array_equal(ids[: len(request.prompt.token_ids)], request.prompt.token_ids):
         metadata[OWN_CONTEXT] = True
@@ -154,6 +158,7 @@ def own_sample(made: Any, request: RolloutRequest, sent: Sequence[Sent], *, poli
         precision=precision,
         sampling_mask=SamplingMask.of(drawn_from) if request.params.return_sampling_mask else None,
         remove_sample=bool(made.remove_sample),
+        routed_experts=experts,
     )
 
 
@@ -246,6 +251,23 @@ def _as_sampled(
         precisions.add(completion.precision)
     known = (logprobs[num_prompt:], is_known[num_prompt:], versions[num_prompt:], drawn_from[num_prompt:])
     return *known, "+".join(sorted(precisions))
+
+
+def _experts(ids: NDArray[np.int32], sent: Sequence[Sent], partial: Sample | None) -> RoutedExperts | None:
+    """Return the experts of a sample's tokens, as far as the engine has computed these in their context."""
+    computed = [] if partial is None else [(partial.token_ids, partial.routed_experts)]
+    for prompt_ids, completion in sent:
+        computed.append((np.concatenate([prompt_ids, completion.token_ids]), completion.routed_experts))
+    parts = []
+    for text, experts in computed:
+        length = min(len(text), len(ids))
+        is_same = text[:length] == ids[:length]
+        # What stands behind a token does not change its experts.
+        num_same = length if is_same.all() else int(np.argmin(is_same))
+        if experts is not None and num_same:
+            parts.append(RoutedExperts.of(experts.numbers[:num_same]))
+    joined = RoutedExperts.joined(parts)
+    return joined if joined is None else RoutedExperts.of(joined.numbers[: len(ids) - 1])
 
 
 def _mark(versions: NDArray[np.int64], spans: Iterable[VersionSpan]) -> None:

@@ -56,6 +56,7 @@ class FakeJob:
     """None while it is being made."""
     cached_tokens: int = 0
     num_retractions: int = 0
+    return_routed_experts: bool = False
     weight_version: str = "default"
     """In force when the reply is made."""
     versions: list[tuple[int, str]] = field(default_factory=list)
@@ -136,6 +137,7 @@ class _GenerateBody(msgspec.Struct):
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
+    return_routed_experts: bool | None = None
     stream: bool | None = None
 
 
@@ -192,6 +194,7 @@ def parse_generate(
                     ignore_eos=bool(sampling.ignore_eos),
                     return_logprob=logprob,
                     scores_from=start if logprob and start >= 0 else None,
+                    return_routed_experts=bool(parsed.return_routed_experts),
                     on_end=on_end,
                 )
             )
@@ -229,6 +232,11 @@ def reply_parts(job: FakeJob, *, seconds: float, sent: float, index: int | None 
     if job.return_logprob and (output.num_tokens or job.scores_from is not None):
         parts += [b',"input_token_logprobs":', _input_logprobs(job), b',"output_token_logprobs":[', *output.triples]
         parts.append(b'],"output_token_logprobs_length":%d' % output.num_tokens)
+    if job.return_routed_experts and output.num_tokens:
+        # Of two layers with eight experts each, two a token.
+        count = 4 * (job.prompt_tokens + output.num_tokens - 1)
+        numbers = b"".join(bytes([each % 8, 0, 0, 0]) for each in range(count))
+        parts.append(b',"routed_experts":' + msgspec.json.encode(numbers))
     parts += [b",", msgspec.json.encode(rest)[1:]]
     parts.append(b"}" if index is None else b',"index":%d}' % index)
     return parts

@@ -6,6 +6,7 @@ What goes to the engine's address is answered by the run's engine, whichever tha
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -76,7 +77,11 @@ def is_engine(url: str, work: Work) -> bool:
 async def _ask_engine(path: str, payload: Mapping[str, Any], work: Work) -> Any:
     match path.rstrip("/"):
         case "/generate":
-            return reply(await work.on_loop(ask(payload, work)), with_logprobs=bool(payload.get("return_logprob")))
+            return reply(
+                await work.on_loop(ask(payload, work)),
+                with_logprobs=bool(payload.get("return_logprob")),
+                with_experts=bool(payload.get("return_routed_experts")),
+            )
         case "/workers":
             args = work.run.args
             return {"workers": [{"id": "engine", "url": f"http://{args.sglang_router_ip}:{args.sglang_router_port}"}]}
@@ -218,7 +223,7 @@ def sampling_params(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def reply(completion: Completion, *, with_logprobs: bool = True) -> dict[str, Any]:
+def reply(completion: Completion, *, with_logprobs: bool = True, with_experts: bool = False) -> dict[str, Any]:
     """Return a completion as ``/generate`` answers."""
     reason, ids = completion.finish_reason, completion.token_ids.tolist()
     finish: dict[str, Any] = {"type": reason.kind.value}
@@ -237,6 +242,9 @@ def reply(completion: Completion, *, with_logprobs: bool = True) -> dict[str, An
         meta["output_token_logprobs"] = [
             [value, token, None] for value, token in zip(completion.logprobs.tolist(), ids, strict=True)
         ]
+    if with_experts and completion.routed_experts is not None:
+        experts = completion.routed_experts.numbers.astype("<i4")
+        meta["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
     return {"text": completion.text, "output_ids": ids, "meta_info": meta}
 
 
