@@ -377,6 +377,7 @@ def test_what_comes_is_read_or_refused_by_its_own_error(files: Files, name: str)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", NAMES)
 def test_minutes_of_what_comes_are_read_or_refused_by_their_own_errors(files: Files, name: str) -> None:
     ends_at, number = time.process_time() + SECONDS / len(NAMES), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
+from bench.hardening_server import attack
+from bench.hardening_server import serving as start_server
+from tests.engine.server.conftest import ClientOfAnother
 
-NUM_CLIENTS = 64
+NUM_CLIENTS, NUM_BODIES = 64, 100_000
 CONTEXT_LENGTH = 128
 VERSIONS = ["default", "v1"]
 SERVING = {"num_slots": 8, "context_length": CONTEXT_LENGTH, "max_waiting": 60}
@@ -31,10 +35,16 @@ class Exchange(NamedTuple):
 class Chaos:
     """What 64 clients do to a server, and what came back."""
 
-    def __init__(self, client: Any, folders: dict[str, Path], *, seconds: float) -> None:
+    def __init__(
+        self, client: Any, folders: dict[str, Path], *, seconds: float, kept: float = 1.0, is_alone: bool = True
+    ) -> None:
         self._client = client
         self._folders = folders
         self._ends_at = asyncio.get_running_loop().time() + seconds
+        self._kept = kept
+        """Which part of the exchanges is kept to be scored; all are checked."""
+        self._is_alone = is_alone
+        """Whether nobody else names versions."""
         self.exchanges: list[Exchange] = []
         self.counts: Counter[str] = Counter()
 
@@ -43,6 +53,9 @@ class Chaos:
             for number in range(NUM_CLIENTS):
                 group.create_task(self._live(Random(number)))
             group.create_task(self._steer(Random(-1)))
+
+    def end(self) -> None:
+        self._ends_at = 0.0
 
     def _goes_on(self) -> bool:
         return asyncio.get_running_loop().time() < self._ends_at
@@ -78,7 +91,7 @@ class Chaos:
     def _asked(self, body: dict[str, Any]) -> Any:
         return self._client.session.post(self._client.address + "/generate", json=body)
 
-    async def _take(self, body: dict[str, Any], response: Any) -> None:
+    async def _take(self, body: dict[str, Any], response: Any, random: Random) -> None:
         """Keep a reply for the checks, or wait a little after a refusal."""
         assert response.status in (200, 429), await response.text()
         if response.status == 429:
@@ -88,26 +101,32 @@ class Chaos:
         reply = await response.json()
         replies = reply if isinstance(reply, list) else [reply]
         assert len(replies) == body["sampling_params"]["n"]
-        self.exchanges += [Exchange(body, each) for each in replies]
+        for each in replies:
+            self._note(Exchange(body, each), random)
+
+    def _note(self, exchange: Exchange, random: Random) -> None:
+        check(exchange, is_alone=self._is_alone)
+        if random.random() < self._kept:
+            self.exchanges.append(exchange)
 
     async def _ask(self, random: Random) -> None:
         body = self._body(random)
         async with self._asked(body) as response:
-            await self._take(body, response)
+            await self._take(body, response, random)
 
     async def _follow(self, random: Random) -> None:
         body = {**self._body(random), "stream": True}
         body["sampling_params"]["n"] = 1
         async with self._asked(body) as response:
             if response.status != 200:
-                await self._take(body, response)
+                await self._take(body, response, random)
                 return
             *events, done, _ = (await response.text()).split("\n\n")
         assert done == "data: [DONE]"
         replies = [json.loads(event.removeprefix("data: ")) for event in events]
         for earlier, later in pairwise(replies):
             assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
-        self.exchanges.append(Exchange(body, replies[-1]))
+        self._note(Exchange(body, replies[-1]), random)
         self.counts["streams"] += 1
 
     async def _leave(self, random: Random) -> None:
@@ -130,7 +149,7 @@ class Chaos:
         await asyncio.sleep(random.random() * 0.05)
         await self._client.post("/abort_request", {"rid": body["rid"]})
         async with await asked as response:
-            await self._take(body, response)
+            await self._take(body, response, random)
         self.counts["aborts"] += 1
 
 
@@ -139,7 +158,7 @@ def spans_of(reply: Any) -> list[Any]:
     return [[span["start"], span["end"], span["version"]] for span in reply["meta_info"]["weight_versions"]]
 
 
-def check(exchange: Exchange) -> None:
+def check(exchange: Exchange, *, is_alone: bool) -> None:
     body, reply = exchange
     meta, ids = reply["meta_info"], reply["output_ids"]
     assert meta["prompt_tokens"] == len(body["input_ids"])
@@ -158,7 +177,7 @@ def check(exchange: Exchange) -> None:
     assert starts == (0, *ends[:-1])
     assert ends[-1] == len(ids)
     assert versions[-1] == meta["weight_version"]
-    assert set(versions) <= set(VERSIONS)
+    assert set(versions) <= set(VERSIONS) or not is_alone
     assert all(start < end for start, end in zip(starts, ends, strict=True)) or not ids
     assert all(one != next_one for one, next_one in pairwise(versions))
 
@@ -200,8 +219,6 @@ async def verify(client: Any, chaos: Chaos, folders: dict[str, Path]) -> None:
     await until_empty(client)
     for kind in ("updates", "streams", "disconnects", "over-long prompts", "aborts", "refused"):
         assert chaos.counts[kind] > 0, kind
-    for exchange in chaos.exchanges:
-        check(exchange)
     assert {each.reply["meta_info"]["finish_reason"]["type"] for each in chaos.exchanges} == {"length", "abort"}
     assert any(len(spans_of(each.reply)) > 1 for each in chaos.exchanges)
     for version in VERSIONS:
@@ -246,6 +263,25 @@ async def test_it_goes_on_for_two_minutes_in_the_same_memory(serving_apart: Any,
         assert resident_bytes(client.process_id) < 1.05 * settled
         await verify(client, chaos, folders)
     assert client.log == ""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_beside_random_bodies_it_stays_alive_and_answers_in_the_same_memory(folders: dict[str, Path]) -> None:
+    async with start_server(folders[VERSIONS[0]]) as server:
+        client = ClientOfAnother(server.session, server.address, server.process.pid)
+        before = await server.answer()
+        chaos = Chaos(client, folders, seconds=math.inf, kept=0.05, is_alone=False)
+        running = asyncio.create_task(chaos.run())
+        found = await attack(server, NUM_BODIES, seed=1)
+        chaos.end()
+        await asyncio.wait_for(running, 300)
+        await server.post("/continue_generation", b"{}")
+        await verify(client, chaos, folders)
+        await client.post("/update_weights_from_disk", {"model_path": str(server.model), "weight_version": VERSIONS[0]})
+        assert await server.answer() == before
+        assert found["holds"], found
+        assert server.log == []
 
 
 def resident_bytes(process_id: int) -> int:
