@@ -26,14 +26,17 @@ from rollfeed.base.serving import decoded_body
 from rollfeed.base.sglang_wire import RequestError
 from rollfeed.base.tensor_buckets import bucket_text, make_buckets, read_bucket
 from rollfeed.chat_apis import CHAT_APIS, ApiError
+from rollfeed.config import TinyModelSettings
 from rollfeed.engine.dialects.sglang.replies import SGLangAnswer
 from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
 from rollfeed.engine.gguf import read_architecture
 from rollfeed.engine.http.client import TryFailedError
 from rollfeed.engine.http.incoming import BrokenConnectionError, Incoming
+from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.errors import CheckpointError, ConfigError, EngineError, RunFailedError
 from rollfeed.gateway.session_journal import FolderJournal, SessionOpened
 from rollfeed.model_files import read_headers
+from rollfeed.prompts.tokenizer import load_tokenizer
 from rollfeed.rewards.judging.verdict_texts import JudgeCompletion, UnreadableVerdictError
 from rollfeed.router.request_fields import read_fields
 from rollfeed.router.span_cache import SpanCache
@@ -231,17 +234,6 @@ def bodies(content: bytes) -> None:
     coroutine.close()
 
 
-SPANS = SpanCache(CharTokenizer(), num_tokens=1 << 12)
-
-
-def spans(reply: Any) -> None:
-    body = SPANS.rewrite({"text": ["ab", "abc"], "sampling_params": {"n": 2}})
-    SPANS.keep(body, reply, policy_version=7)
-    for text in ("abab", "ab"):
-        with suppress(RequestError):
-            SPANS.retrieve(text)
-
-
 def judged(content: Any) -> None:
     reply = JudgeCompletion.read(content)
     assert isinstance(reply.shown, str)
@@ -274,6 +266,14 @@ class Files:
         self.turns = next(path for path in (folder / "sessions").iterdir() if path.stat().st_size)
         self.journal = self.turns.read_bytes()
         self.store = CheckpointStore(folder / "store")
+        self.spans = SpanCache(load_tokenizer(tiny_checkpoint(TinyModelSettings(), seed=0)), num_tokens=1 << 12)
+
+    def keep_spans(self, reply: Any) -> None:
+        body = self.spans.rewrite({"text": ["ab", "abc"], "sampling_params": {"n": 2}})
+        self.spans.keep(body, reply, policy_version=7)
+        for text in ("abab", "ab"):
+            with suppress(RequestError):
+                self.spans.retrieve(text)
 
     def read_weights(self, content: bytes) -> None:
         (self._model / "model.safetensors").write_bytes(content)
@@ -326,7 +326,7 @@ def cases(files: Files) -> dict[str, Case]:
         "streams": Case(stream, streams, damaged, (BrokenConnectionError,)),
         "chats": Case(chats, [*ASKED.items()], asked_otherwise, (ApiError,)),
         "the router's requests": Case(router, requests, damaged_json, (RequestError,)),
-        "replies for the span cache": Case(spans, [SGLANG, [SGLANG, {**SGLANG, "index": 1}]], mutated, ()),
+        "replies for the span cache": Case(files.keep_spans, [SGLANG, [SGLANG, {**SGLANG, "index": 1}]], mutated, ()),
         "bodies": Case(bodies, many, damaged_json, (ValueError,)),
         "judges' replies": Case(judged, [JUDGED], mutated, (UnreadableVerdictError,)),
         "buckets": Case(bucket, [BUCKET], damaged, (ValueError,)),

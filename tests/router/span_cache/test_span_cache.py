@@ -364,6 +364,8 @@ def test_batches_samples_and_streams_are_kept_one_by_one(tokenizer: LocalTokeniz
         {"output_token_logprobs": []},
         {"output_token_logprobs": [[None, 99, None]]},
         {"output_token_logprobs": [[float("nan"), 99, None]]},
+        {"output_token_logprobs": [[1e308, 99, None]]},
+        {"output_token_logprobs": [[-1e39, 99, None]]},
         {"output_token_logprobs": [[-1.0, -99, None]]},
         {"output_token_logprobs": [[-1.0, 100, None]]},
         {"completion_tokens": 2},

@@ -6,7 +6,6 @@ it comes again; it is never tokenised anew, and no prompt takes its place.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from rollfeed.types import VersionSpan
 from rollfeed.types.text import well_formed
 
 _BYTES_PER_TOKEN = 16
+_LARGEST = float(np.finfo(np.float32).max)
 _OTHER_INPUTS = ("input_embeds", "image_data", "video_data", "audio_data")
 """Fields of bodies whose prompts are more than text."""
 _LOGPROB_FIELDS = tuple(
@@ -265,7 +265,7 @@ def _exact_tokens(reply: Mapping[str, Any]) -> Sequence[tuple[float, int]] | Non
     ids = [token_id for _, token_id in tokens]
     if told_ids not in (None, ids) or num_told not in (None, len(tokens)):
         return None
-    if not all(math.isfinite(logprob) and 0 <= token_id < 1 << 31 for logprob, token_id in tokens):
+    if not all(abs(logprob) <= _LARGEST and 0 <= token_id < 1 << 31 for logprob, token_id in tokens):
         return None
     return tokens or None
 
