@@ -243,6 +243,15 @@ def test_a_key_that_nobody_has_placed_is_fixed() -> None:
     assert "train.brand_new decides what the run is" in refusal
 
 
+def test_keys_of_a_section_that_is_new_are_told_with_their_reason_once() -> None:
+    there, here = {"train.lora": "null"}, {"train.lora.rank": "4", "train.lora.alpha": "8", "seed": "1"}
+    assert refusal_of_changes({**there, "seed": "2"}, here, chosen=()) == (
+        "seed = 2 there, 1 here; train.lora.alpha = unset there, 8 here; train.lora.rank = unset there, 4 here; choose "
+        "another --out, or replace it with --overwrite (seed decides all that is random; each of train.lora.alpha, "
+        "train.lora.rank decides which model samples and learns)"
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "override", "expected"),
     [

@@ -208,8 +208,7 @@ class RankGroup(Host):
         failed = {rank: answer.outcome[1] for rank, answer in answers.items() if answer.outcome[0] is not None}
         rank, text = next(iter(failed.items()), (0, ""))
         if not failed or (silent and "Timed out" in text):
-            waited = f"{said} of {self._num_ranks} in train.process_timeout_seconds = {self._timeout_seconds:g}"
-            return f"{waited} (rank {rank}: {text})" if failed else waited
+            return f"{said} of {self._num_ranks} in train.process_timeout_seconds = {self._timeout_seconds:g}"
         return f"rank {rank} of {self._num_ranks}: {text}{f'; {said}' if said else ''}"
 
     def _said_of_dead(self, ranks: Iterable[int], *, waited_for: str = "") -> str:

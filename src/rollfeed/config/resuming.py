@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -99,9 +100,17 @@ def refusal_of_changes(there: Mapping[str, str], here: Mapping[str, str], *, cho
     refused = sorted(key for key in changed if key not in own or key not in chosen)
     if not refused:
         return None
+    # A section that one side does not have is told by its keys, where these are fixed as it is.
+    under = {(each.rpartition(".")[0], resume[each]) for each in refused}
+    refused = [key for key in refused if (key, resume[key]) not in under]
     told = "; ".join(f"{key} = {there.get(key, 'unset')} there, {here.get(key, 'unset')} here" for key in refused)
     if fixed := [key for key in refused if key not in own]:
-        reasons = "; ".join(f"{key} {_reason(resume[key])}" for key in fixed)
+        keys_of = defaultdict[str, list[str]](list)
+        for key in fixed:
+            keys_of[_reason(resume[key])].append(key)
+        reasons = "; ".join(
+            f"{'each of ' if len(keys) > 1 else ''}{', '.join(keys)} {reason}" for reason, keys in keys_of.items()
+        )
         return f"{told}; choose another --out, or replace it with --overwrite ({reasons})"
     remedies = " ".join(f"--set {key}={here.get(key, 'VALUE')}" for key in refused)
     return f"{told}; set it back, or change it on purpose with {remedies}"

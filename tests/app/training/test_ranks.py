@@ -61,9 +61,9 @@ class FaultyRank(RankWorker):
     async def train_step(self, *args):
         fault = os.environ.get("TEST_FAULT_OF_RANK_" + os.environ["RANK"], "")
         if fault and args[0] == 1:
-            if fault == "memory":
+            if fault.endswith("Error"):
                 def fail(*_):
-                    raise torch.OutOfMemoryError("no memory is left")
+                    raise {"OutOfMemoryError": torch.OutOfMemoryError}.get(fault, MemoryError)("none is left")
                 self._trainer._backward = fail
             else:
                 os.kill(os.getpid(), getattr(signal, fault))
@@ -250,6 +250,13 @@ def test_two_processes_train_as_one_does_and_one_goes_on(forked: None, tmp_path:
     check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out, train=alone, rollout=more))
 
 
+def of_main(sample: object, prompt: object) -> float:
+    return 1.0
+
+
+of_main.__module__ = "__main__"
+
+
 @pytest.mark.parametrize(
     ("section", "changed", "message"),
     [
@@ -261,13 +268,21 @@ def test_two_processes_train_as_one_does_and_one_goes_on(forked: None, tmp_path:
             {"sglang": SGLangSettings(workers=("http://127.0.0.1:1",), weights_transport="nccl")},
             "servers read them from files",
         ),
+        ("plugins", {"reward": lambda sample, prompt: 1.0}, "imports the functions of the settings, .*: put it into a"),
+        ("plugins", {"reward": of_main}, "cannot import one .it is the main program's.: put it into a module"),
     ],
 )
 def test_what_several_processes_cannot_train_is_refused(
-    section: str, changed: dict[str, Any], message: str, tmp_path: Path, tiny_checkpoint: Path
+    section: str,
+    changed: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = spec_for(tmp_path, tiny_checkpoint, train={"num_processes": 64}).settings
     settings = settings.model_copy(update={section: getattr(settings, section).model_copy(update=changed)})
+    monkeypatch.setattr(sys.modules["__main__"], "of_main", of_main, raising=False)
     with pytest.raises(ConfigError, match=message):
         check_training(settings)
 
@@ -452,8 +467,9 @@ def test_checkpoints_are_taken_on_by_any_number_of_processes(
     [
         (1, "SIGKILL", 600, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL, .* goes on at step 1"),
         (0, "SIGKILL", 600, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL"),
-        (1, "memory", 600, r"rank 1 of 2: step 1: the GPU's memory is not enough .*; no answer from rank 0"),
-        (1, "SIGSTOP", 20, r"no answer from rank 1 of 2 in train.process_timeout_seconds = 20 \(rank 0: "),
+        (1, "OutOfMemoryError", 600, r"rank 1 of 2: step 1: the GPU's memory is not enough .*; no answer from rank 0"),
+        (1, "MemoryError", 600, r"rank 1 of 2: step 1: .* MemoryError: .*, lower train.micro_batch_tokens; no answer"),
+        (1, "SIGSTOP", 20, r"no answer from rank 1 of 2 in train.process_timeout_seconds = 20; the same"),
     ],
 )
 def test_what_stops_one_process_ends_the_run_with_its_cause(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollfeed.app.model import load_settings_model
+from rollfeed.app.training.checks import not_computed
 from rollfeed.app.training.trainers import load_trainer, probes_of
 from rollfeed.config import Settings
+from rollfeed.errors import COMPUTING_ERRORS, RunFailedError
 from rollfeed.store.codec import decode
 from rollfeed.types import Group, TrainBatch, WeightProbe
 from rollfeed.types.records import Advantages
@@ -49,7 +51,10 @@ class TrainerWorker:
     ) -> TrainReport:
         """Train on a batch, given as :func:`rollfeed.app.training.remote_trainer.packed_batch` returns it."""
         batch = _read_batch(step, policy_version, groups, advantages_S)
-        return await self._do(lambda: self._trainer.train_step(batch))
+        try:
+            return await self._do(lambda: self._trainer.train_step(batch))
+        except COMPUTING_ERRORS as error:
+            raise RunFailedError(not_computed(error, step=step)) from error
 
     async def is_mid_batch(self) -> bool:
         """Return whether a batch failed after some of its updates."""

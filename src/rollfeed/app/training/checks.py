@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from rollfeed.config.optimizer import LearningRateSchedule
 from rollfeed.config.teacher import TeacherUse
 from rollfeed.config.train import Correction, OldLogprobs, TrainKind
 from rollfeed.engine import TINY_MODEL, TINY_MOE_MODEL
-from rollfeed.errors import CheckpointError, ConfigError
+from rollfeed.errors import CheckpointError, ConfigError, in_one_line
 from rollfeed.model_files import find_config, has_weights
 from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
 from rollfeed.weights import ServingForm, served_tensors
@@ -90,6 +91,7 @@ def check_ranks(settings: Settings) -> None:
     count, what = train.num_processes, f"train.num_processes = {train.num_processes}"
     if count == 1:
         return
+    _check_functions(settings, what)
     if train.kind is TrainKind.REWARD_MODEL:
         raise ConfigError(f"{what}: reward models are trained by one process: set it to 1")
     if settings.cluster.has_trainer_actor:
@@ -120,6 +122,19 @@ def check_ranks(settings: Settings) -> None:
                 f"{what}: GPU {both[0]} is a server's as well: set engine.launch.gpus or train.device = 'cuda:N', the "
                 "first GPU of the trainer, so that each has its own, or engine.launch.colocate = true"
             )
+
+
+def _check_functions(settings: Settings, what: str) -> None:
+    """Refuse functions that other processes cannot import, where the library is used directly."""
+    try:
+        problem = "it is the main program's" if b"__main__" in pickle.dumps(settings) else None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        problem = in_one_line(error)
+    if problem is not None:
+        raise ConfigError(
+            f"{what}: each process imports the functions of the settings, and cannot import one ({problem}): put it "
+            "into a module, and name it 'module:name' or 'file.py:name'"
+        )
 
 
 def check_trained_prompts(
@@ -335,6 +350,14 @@ def _check_memory(settings: Settings) -> None:
             f"train.micro_batch_tokens = {budget}: {what} and would not fit; raise it to "
             f"{longest - 1}, or lower {remedy}"
         )
+
+
+def not_computed(error: BaseException, *, step: int) -> str:
+    """Return what is said of a batch that PyTorch or numpy have failed at."""
+    return (
+        f"step {step}: it cannot be trained on: {in_one_line(error)}; where memory is short, lower "
+        "train.micro_batch_tokens"
+    )
 
 
 def why_no_update(batch: TrainBatch, *, reward_key: str | None, otherwise: str) -> str:

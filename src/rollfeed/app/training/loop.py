@@ -21,6 +21,7 @@ from rollfeed.app.runs import RunSummary, early_end, run
 from rollfeed.app.training.checks import (
     EQUAL_REWARDS,
     check_sampling_masks,
+    not_computed,
     warn_of_equal_rewards,
     why_no_update,
 )
@@ -52,7 +53,6 @@ from rollfeed.errors import (
     PromptsEndedError,
     RunDirectoryError,
     RunFailedError,
-    in_one_line,
 )
 from rollfeed.evaluation import EvalResult, log_record
 from rollfeed.logs import progress
@@ -297,8 +297,7 @@ class _Loop:
             raise RunFailedError(f"step {batch.step}: it cannot be trained on: {error}") from error
         except COMPUTING_ERRORS as error:
             raise RunFailedError(
-                f"step {batch.step}: it cannot be trained on: {in_one_line(error)}; where memory is short, lower "
-                f"train.micro_batch_tokens{self._where_half_a_batch_goes_on()}"
+                f"{not_computed(error, step=batch.step)}{self._where_half_a_batch_goes_on()}"
             ) from error
         no_update = None
         if not report.num_updates:
