@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from training_runs import train
+from training_runs import records, train
 
 from rollfeed.benchmarks.client_process import peak_bytes
 from rollfeed.benchmarks.machine import machine
@@ -37,7 +37,8 @@ from rollfeed.training.checkpoint import TENSORS_FILE
 ROOT = Path(__file__).resolve().parents[1]
 REVERSE = ROOT / "examples" / "reverse" / "train.toml"
 SMOLLM2 = ROOT / "examples" / "smollm2" / "train.toml"
-RANK, ALPHA, FACTOR = 16, 32, 10.0
+RANK, ALPHA = 16, 32
+FACTORS = {"reverse": 10.0, "smollm2": 10.0}
 """The learning rate of an adapter is so many times that of all weights."""
 COMMAND = "train"
 """This file with this word first is ``rollfeed train``, and tells of the memory in the end."""
@@ -50,6 +51,10 @@ def main() -> None:
     parser.add_argument("--examples", nargs="+", choices=["reverse", "smollm2"], default=["reverse", "smollm2"])
     parser.add_argument("--batches", type=int, help="instead of the example's own number")
     parser.add_argument("--smollm2-set", action="append", default=[], help="as --set of rollfeed train, for SmolLM2")
+    parser.add_argument(
+        "--factors", type=float, nargs="+", help="rates of adapters over those of all weights, to choose"
+    )
+    parser.add_argument("--kinds", nargs="+", choices=["full", "lora"], default=["full", "lora"])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--busy", action="store_true", help="the machine does other work")
     arguments = parser.parse_args()
@@ -57,7 +62,7 @@ def main() -> None:
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine(),
         "busy": arguments.busy,
-        "lora": {"rank": RANK, "alpha": ALPHA, "target_modules": "all-linear", "learning_rate_factor": FACTOR},
+        "lora": {"rank": RANK, "alpha": ALPHA, "target_modules": "all-linear"},
         "runs": [],
     }
     options = {"smollm2": arguments.smollm2_set, "reverse": ["train.device=cpu"]}
@@ -68,10 +73,11 @@ def main() -> None:
         seeds = arguments.seeds if "reverse" in arguments.examples else []
         begun = {seed: pool.submit(begun_reverse, folder / f"begun-{seed}", seed) for seed in seeds}
         runs = [
-            pool.submit(run_of, folder, example, seed, kind, [*options[example], *more], begun.get(seed))
+            pool.submit(run_of, folder, example, seed, factor, [*options[example], *more], begun.get(seed))
             for example in arguments.examples
             for seed in arguments.seeds
-            for kind in ("full", "lora")
+            for kind in arguments.kinds
+            for factor in ([None] if kind == "full" else arguments.factors or [FACTORS[example]])
         ]
         for done in as_completed(runs):
             if failure := done.exception():
@@ -80,7 +86,8 @@ def main() -> None:
             run = done.result()
             record["runs"].append(run)
             print(
-                {name: each for name, each in run.items() if name not in ("overrides", "curve", "change")}, flush=True
+                {name: each for name, each in run.items() if name not in ("overrides", "curve", "change", "entropy")},
+                flush=True,
             )
             print([round(point["accuracy"], 3) for point in run["curve"]], flush=True)
             arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -89,12 +96,15 @@ def main() -> None:
 
 
 def run_of(
-    folder: Path, example: str, seed: int, kind: str, options: list[str], begun: Future[Path] | None
+    folder: Path, example: str, seed: int, factor: float | None, options: list[str], begun: Future[Path] | None
 ) -> dict[str, Any]:
-    """Make one run, of the reversing example when the model that it begins with is there; return its record."""
+    """Make one run, of the reversing example when the model that it begins with is there; return its record.
+
+    ``factor`` is that of an adapter; without one all weights are trained.
+    """
     settings = begun.result() if example == "reverse" and begun else SMOLLM2
-    out = folder / f"{example}-{seed}-{kind}"
-    overrides = [*options, *(lora_options(settings) if kind == "lora" else [])]
+    out = folder / f"{example}-{seed}-{factor}"
+    overrides = [*options, *(lora_options(settings, factor) if factor else [])]
     run = train(settings, out, seed=seed, overrides=overrides, program=(__file__, COMMAND))
     adapter = out / "model" / "adapter" / "adapter_model.safetensors"
     published = [adapter] if adapter.exists() else (out / "model").glob("*.safetensors")
@@ -103,11 +113,13 @@ def run_of(
         moments = [file.get_tensor(name).nbytes for name in file.keys() if name.startswith("exp_avg")]  # noqa: SIM118
     return {
         "example": example,
-        "kind": kind,
+        "kind": "lora" if factor else "full",
+        **({"learning_rate_factor": factor} if factor else {}),
         **run,
         "published_bytes": sum(path.stat().st_size for path in published),
         "checkpoint_bytes": sum(path.stat().st_size for path in newest.iterdir()),
         "moments_bytes": sum(moments),
+        "entropy": [round(step["train/entropy"], 4) for step in records(out / "train.jsonl")],
         **json.loads(memory_file(out).read_text(encoding="utf-8")),
     }
 
@@ -127,13 +139,17 @@ def begun_reverse(folder: Path, seed: int) -> Path:
     return settings
 
 
-def lora_options(settings: Path) -> list[str]:
+def lora_options(settings: Path, factor: float) -> list[str]:
     rate = float(re.search(r"^learning_rate = (\S+)", settings.read_text(encoding="utf-8"), re.MULTILINE)[1])  # type: ignore[index]
-    return [f"train.lora.rank={RANK}", f"train.lora.alpha={ALPHA}", f"train.optimizer.learning_rate={FACTOR * rate}"]
+    return [
+        f"train.lora.rank={RANK}",
+        f"train.lora.alpha={ALPHA}",
+        f"train.optimizer.learning_rate={factor * rate:.6g}",
+    ]
 
 
 def memory_file(out: Path) -> Path:
-    return out.with_suffix(".memory.json")
+    return out.with_name(f"{out.name}.memory.json")
 
 
 def command(arguments: list[str]) -> int:

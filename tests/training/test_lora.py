@@ -35,8 +35,13 @@ def own(trainer) -> dict[str, torch.Tensor]:
     return {name: each.clone() for name, each in trainer.adapter.adapter().items()}
 
 
-def test_only_the_adapter_is_trained_and_its_start_is_the_model(make_trainer, tiny_checkpoint, batch_by_seed) -> None:
+def test_only_the_adapter_is_trained_and_its_start_is_the_model(
+    make_trainer, tiny_checkpoint, batch_by_seed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rollfeed.model_files.low_rank")
     trainer, full = make_trainer(lora=LORA), make_trainer()
+    num_trained = sum(each.numel() for each in own(trainer).values())
+    assert f"train.lora: {num_trained:,} parameters are trained, " in caplog.text
     batch = batch_by_seed(1)
     for before, after in zip(full.logprobs(batch.samples), trainer.logprobs(batch.samples), strict=True):
         np.testing.assert_array_equal(before, after)

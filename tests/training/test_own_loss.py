@@ -127,6 +127,8 @@ def test_a_function_is_handed_versions_boundaries_and_the_reference(
     assert inputs.policy_version == 0
     torch.testing.assert_close(inputs.reference_logprobs_T, inputs.logprobs_T.detach())
     assert isinstance(inputs.settings, LossSettings)
+    trainer.train_step(batch)
+    assert seen[-1].policy_version == 1
     plain = make_trainer(loss_function=look)
     plain.train_step(batch)
     assert seen[-1].reference_logprobs_T is None

@@ -6,6 +6,7 @@ somebody asks for it, so that there is never a second model in memory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -18,6 +19,8 @@ from torch import Tensor
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files.expert_choices import num_experts_of
 from rollfeed.model_files.names import CheckpointNames
+
+_log = logging.getLogger(__name__)
 
 _ADAPTER = "default"
 """As peft calls the one adapter of a model; files leave it out."""
@@ -115,6 +118,8 @@ class AdaptedNames(CheckpointNames):
                 "cannot be merged there: name other modules"
             )
         self._layers = {places[pointer]: layer for pointer, layer in layers.items()}
+        adapter, whole = (sum(each.numel() for each in held) for held in (self.adapter().values(), model.parameters()))
+        _log.info("train.lora: %s parameters are trained, %.2g %% of the model's", f"{adapter:,}", 100 * adapter / whole)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors of the checkpoint, each merged with the adapter when it is asked for."""
