@@ -118,8 +118,8 @@ class AdaptedNames(CheckpointNames):
                 "cannot be merged there: name other modules"
             )
         self._layers = {places[pointer]: layer for pointer, layer in layers.items()}
-        adapter, whole = (sum(each.numel() for each in held) for held in (self.adapter().values(), model.parameters()))
-        _log.info("train.lora: %s parameters are trained, %.2g %% of the model's", f"{adapter:,}", 100 * adapter / whole)
+        own, whole = (sum(each.numel() for each in held) for held in (self.adapter().values(), model.parameters()))
+        _log.info("train.lora: %s parameters are trained, %.2g %% of the model's", f"{own:,}", 100 * own / whole)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors of the checkpoint, each merged with the adapter when it is asked for."""
