@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from rollfeed.config.train import TrainSettings
-from rollfeed.model_files.trees import TreeRow, attend_in_blocks, tree_rows
+from rollfeed.model_files.trees import Tree, attend_in_blocks, trees_of
 from rollfeed.training.model import Policy, prepare_passes
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
 from rollfeed.training.sharing import refusal_to_share
@@ -36,11 +36,15 @@ def made(config: Any, **options: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config, **options).eval()
 
 
-def trees(*, share_prompts: bool = True) -> list[MicroBatch]:
+EVEN, UNEVEN = (9, 4, 1, 6), (20, 2, 1, 2)
+"""Lengths of responses that a CPU attends to at once, and one by one."""
+
+
+def trees(first: tuple[int, ...] = EVEN, *, share_prompts: bool = True) -> list[MicroBatch]:
     """Return two prompts with responses of several lengths, and one with a response alone."""
     generator = np.random.default_rng(3)
     sequences = []
-    for family, (prompt_length, lengths) in enumerate(((7, (9, 4, 1, 6)), (3, (5, 12)), (11, (3,)))):
+    for family, (prompt_length, lengths) in enumerate(((7, first), (3, (5, 12)), (11, (3,)))):
         prompt = generator.integers(0, 61, prompt_length)
         for length in lengths:
             ids = np.concatenate([prompt, generator.integers(0, 61, length)]).astype(np.int32)
@@ -49,24 +53,29 @@ def trees(*, share_prompts: bool = True) -> list[MicroBatch]:
     return pack_sequences(
         sequences,
         [each.mask_T for each in sequences],
-        micro_batch_tokens=128 if share_prompts else 20,
+        micro_batch_tokens=128 if share_prompts else 30,
         share_prompts=share_prompts,
         longest_tree=40,
     )
 
 
-def test_rows_are_read_from_the_numbers_of_their_branches() -> None:
-    branches = np.array([[0, 0, 1, 1, 1, 2, -1], [0, 1, 2, 2, 3, 3, 3], [0, 0, 0, -1, -1, -1, -1]], np.int32)
-    assert tree_rows(branches) == (
-        TreeRow(2, ((2, 5), (5, 6))),
-        TreeRow(1, ((1, 2), (2, 4), (4, 7))),
-        TreeRow(3, ()),
+def test_trees_are_read_from_the_numbers_of_their_branches_and_the_places_at_which_they_begin() -> None:
+    branches = np.array([0, 0, 1, 1, 1, 2, 0, 1, 2, 2, 3, 3, 3, 0, 0, 0, 0, 1], np.int32)
+    positions = np.array([0, 1, 2, 3, 4, 2, 0, 1, 1, 2, 1, 2, 3, 0, 1, 2, 0, 1], np.int64)
+    assert trees_of(branches, positions) == (
+        Tree(0, 2, ((2, 5), (5, 6))),
+        Tree(6, 7, ((7, 8), (8, 10), (10, 13))),
+        Tree(13, 16, ()),
+        Tree(16, 17, ((17, 18),)),
     )
 
 
+@pytest.mark.parametrize("lengths", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("settings", [{}, {"activation_checkpointing": True}], ids=["kept", "computed again"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_blocks_have_the_values_and_gradients_of_sequences_alone(config: Any, settings: dict[str, Any]) -> None:
+def test_blocks_have_the_values_and_gradients_of_sequences_alone(
+    config: Any, settings: dict[str, Any], lengths: tuple[int, ...]
+) -> None:
     def score(policy: Policy, passes: list[MicroBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         weight_of = torch.linspace(-1, 2, 97)
         policy.model.zero_grad()
@@ -80,10 +89,10 @@ def test_blocks_have_the_values_and_gradients_of_sequences_alone(config: Any, se
         return torch.cat([found[number] for number in sorted(found)]), gradients
 
     alone = Policy(made(config), temperature=0.8)
-    expected, gradients = score(alone, trees(share_prompts=False))
+    expected, gradients = score(alone, trees(lengths, share_prompts=False))
     policy = Policy(made(config), temperature=0.8)
     prepare_passes(policy, TrainSettings(**settings))
-    [packed] = trees()
+    [packed] = trees(lengths)
     assert packed.branches_BL is not None
     policy.attends_in_blocks = attend_in_blocks(policy.model)
     assert policy.attends_in_blocks
@@ -92,7 +101,7 @@ def test_blocks_have_the_values_and_gradients_of_sequences_alone(config: Any, se
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-4, rtol=1e-4, msg=name)
     # Rows without branches are computed as before.
-    torch.testing.assert_close(score(policy, trees(share_prompts=False))[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(score(policy, trees(lengths, share_prompts=False))[0], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -107,24 +116,34 @@ def test_passes_in_bf16_attend_in_bf16(config: Any) -> None:
         torch.testing.assert_close(scored.logprobs_T, exact[number].logprobs_T, atol=0.3, rtol=0.0)
 
 
-def test_no_mask_over_a_row_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("lengths", "first"), [(EVEN, {(3, 8, 15)}), (UNEVEN, {(1, 19, 26), (1, 1, 8)})])
+def test_no_mask_over_a_row_is_made(
+    lengths: tuple[int, ...], first: set[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = Policy(made(CONFIGS["llama"]), temperature=1.0)
     policy.attends_in_blocks = attend_in_blocks(policy.model)
     kernel = torch.nn.functional.scaled_dot_product_attention
-    seen = []
+    seen = set()
 
     def watch(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        seen.append((query.shape[2], key.shape[2]))
+        seen.add((query.shape[0], query.shape[2], key.shape[2]))
         return kernel(query, key, value, **options)
 
     monkeypatch.setattr("rollfeed.model_files.trees.scaled_dot_product_attention", watch)
+    policy.score_each(trees(lengths))
+    # Prompts see themselves; what a response of 9 tokens to a prompt of 7 sees are both, but for its last token.
+    assert seen == {(1, 7, 7), (1, 3, 3), (1, 11, 11), *first, (2, 11, 14), (1, 2, 13)}
+
+
+def test_a_mask_keeps_trees_of_one_row_apart() -> None:
+    policy = Policy(made(CONFIGS["llama"]), temperature=1.0)
     [packed] = trees()
-    policy.score_each([packed])
-    lengths = sorted({(prompt, prompt) for prompt, _ in tree_rows(packed.branches_BL)})
-    assert lengths == [(3, 3), (7, 7), (11, 11)]
-    # What a response is attended to are its prompt and itself: 7 and 9 places but the last one, and so on.
-    assert {(8, 15), (3, 10), (5, 12), (4, 7), (11, 14), (2, 13)} < set(seen)
-    assert sum(queries * keys for queries, keys in seen) < 2 * packed.token_ids_BL.size * 40 / 3
+    behind = packed.without_padding()
+    assert behind.token_ids_BL.shape == (1, packed.num_inputs)
+    assert bool(behind.token_mask.all())
+    expected, found = (policy.score_each([each]) for each in (packed, behind))
+    for number, scored in found.items():
+        torch.testing.assert_close(scored.logprobs_T, expected[number].logprobs_T, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [64, 1500])

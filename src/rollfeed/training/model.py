@@ -26,7 +26,7 @@ from rollfeed.model_files.heads import Head, HeadShape, find_head_shape, hidden_
 from rollfeed.model_files.loading import load_causal_model
 from rollfeed.model_files.products import wide_products
 from rollfeed.model_files.seeing import looking
-from rollfeed.model_files.trees import block_arguments, tree_mask, tree_rows
+from rollfeed.model_files.trees import block_arguments, tree_mask, trees_of
 from rollfeed.model_files.trial import longest_text, vocab_size_of
 from rollfeed.protocols import PictureProcessor
 from rollfeed.training.packing import MicroBatch, TrainSequence, pack_sequences
@@ -234,7 +234,7 @@ class Policy:
         ``temperature`` is another one than the policy's; ``exact`` computes in the type of the weights, whatever the
         passes of training compute in.
         """
-        autocast = None if exact else self.autocast
+        autocast, micro_batch = None if exact else self.autocast, self.arranged(micro_batch)
         if self.routers is not None:
             experts_BLC = micro_batch.experts_BLC
             self.routers.replay(None if experts_BLC is None else self._tensor(experts_BLC))
@@ -256,6 +256,10 @@ class Policy:
         if not torch.is_grad_enabled():
             let_go(self.model)
         return scored
+
+    def arranged(self, micro_batch: MicroBatch) -> MicroBatch:
+        """Return a micro-batch in the rows that it is computed in."""
+        return micro_batch.without_padding() if self.attends_in_blocks else micro_batch
 
     def score_each(
         self, micro_batches: Iterable[MicroBatch], *, temperature: float | None = None, exact: bool = False
@@ -337,9 +341,10 @@ class Policy:
         if micro_batch.branches_BL is not None:
             inputs["position_ids"] = self._tensor(micro_batch.position_ids_BL)
             if self.attends_in_blocks:
-                inputs |= block_arguments(tree_rows(micro_batch.branches_BL), self.device)
+                [branches_L], [position_ids_L] = micro_batch.branches_BL, micro_batch.position_ids_BL
+                inputs |= block_arguments(trees_of(branches_L, position_ids_L), self.device)
             else:
-                inputs["attention_mask"] = tree_mask(self._tensor(micro_batch.branches_BL))
+                inputs["attention_mask"] = tree_mask(self._tensor(micro_batch.branches_BL), inputs["position_ids"])
         if is_picture_BL is None or self.pictures is None:
             return self.model(**inputs)
         pixels = pixels_of_rows(micro_batch.pictures_B, self.pictures)

@@ -14,7 +14,7 @@ Axes: B rows, L places in a row, T trained tokens of a sequence or a micro-batch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,9 +204,31 @@ class MicroBatch:
     @property
     def token_mask(self) -> NDArray[np.bool_]:
         """True where there is no padding, ``(B, L)``."""
+        if self.branches_BL is not None:
+            return self.branches_BL >= 0
         is_token_BL: NDArray[np.bool_] = self.position_ids_BL > 0
         is_token_BL[:, 0] = True
         return is_token_BL
+
+    def without_padding(self) -> MicroBatch:
+        """Return rows with branches behind one another in one, in which each begins at position 0; others as they are.
+
+        There are no pictures.
+        """
+        if self.branches_BL is None or len(self.branches_BL) == 1:
+            return self
+        is_token_BL = self.token_mask
+        place_BL = np.cumsum(is_token_BL).reshape(is_token_BL.shape) - 1
+        return replace(
+            self,
+            token_ids_BL=self.token_ids_BL[is_token_BL][None],
+            branches_BL=self.branches_BL[is_token_BL][None],
+            position_ids_BL=self.position_ids_BL[is_token_BL][None],
+            rows_T=np.zeros_like(self.rows_T),
+            columns_T=place_BL[self.rows_T, self.columns_T],
+            pictures_B=((),),
+            experts_BLC=None if self.experts_BLC is None else self.experts_BLC[is_token_BL][None],
+        )
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ _FULL = "full_attention"
 def longest_tree(policy: Policy, reference: Policy | None = None, *, checkpoint: Path, settings: TrainSettings) -> int:
     """Return the most places of a row with branches; 0 where prompts are not shared, which is said.
 
-    On a GPU, models that can be asked to attend in blocks are, and so is the reference: such rows are then as long as a
+    Models that can be asked to attend in blocks are, and so is the reference: such rows are then as long as a
     micro-batch.
 
     Raises:
@@ -57,7 +57,8 @@ def longest_tree(policy: Policy, reference: Policy | None = None, *, checkpoint:
         return 0
     longest = min(settings.micro_batch_tokens, longest_text(policy.model) or settings.micro_batch_tokens)
     # Compiled layers would be compiled again for each layout of branches.
-    if longest > LONGEST_TREE and policy.device.type == "cuda" and policy.pictures is None and not settings.compile:
+    is_worth_it = longest > LONGEST_TREE or policy.device.type == "cpu"
+    if is_worth_it and policy.pictures is None and not settings.compile:
         policies = [each for each in (policy, reference) if each is not None]
         for each in policies:
             each.attends_in_blocks = attend_in_blocks(each.model)

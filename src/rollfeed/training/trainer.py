@@ -273,7 +273,7 @@ class Trainer:
             self._shares_pictures = may_share_pictures(self._policy, sequences, longest=longest, name=self.checkpoint)
         learn = [bool(sequence.advantages_T.any()) or loss.learns_without_advantage for sequence in sequences]
         return [
-            (micro_batch, learns)
+            (self._policy.arranged(micro_batch), learns)
             for learns in (True, False)
             for micro_batch in pack_evenly(
                 list(compress(sequences, (each is learns for each in learn))),
