@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rollfeed.config.launch import LaunchSettings
 from rollfeed.config.lora import LoraSettings
@@ -135,3 +135,15 @@ def test_servers_are_started_with_what_adapters_need(
         assert ("VLLM_ALLOW_RUNTIME_LORA_UPDATING" in command.environment) is (
             transport == "adapter" and kind == "openai"
         )
+
+
+def test_servers_of_a_mixture_are_told_the_layers_beside_its_experts(tmp_path: Path) -> None:
+    layers = ("self_attn.q_proj", "mlp.gate", "mlp.experts.0.gate_proj", "mlp.experts.1.down_proj", "mlp.up_proj")
+    names = ["model.embed_tokens", "lm_head", *(f"model.layers.0.{layer}" for layer in layers)]
+    save_file({f"{name}.weight": torch.zeros(2, 2) for name in names}, tmp_path / "model.safetensors")
+    model = LaunchedModel(tmp_path, "policy", 512, weights_transport="adapter", lora=LoraSettings())
+    settings = LaunchSettings(command=[sys.executable, "-m", "server"], num_servers=1)
+    [command] = server_commands(settings, KINDS["sglang"], model)
+    at = command.words.index("--lora-target-modules")
+    assert list(command.words[at + 1 : at + 3]) == ["q_proj", "up_proj"]
+    assert not {"gate", "gate_proj", "down_proj"} & set(command.words)

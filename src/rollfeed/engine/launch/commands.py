@@ -236,14 +236,16 @@ def _flags(settings: LaunchSettings, kind: LaunchKind, model: LaunchedModel, gpu
 
 
 def _modules(adapter: LoraSettings, checkpoint: Path) -> list[str]:
-    """Return the names of adapted layers: matrices that are neither embeddings nor the head, by their last names."""
+    """Return the last names of adapted layers: of matrices beside embeddings and the head."""
     if adapter.target_modules != [ALL_LINEAR]:
         return [name.rpartition(".")[2] for name in adapter.target_modules]
     stored = read_headers(checkpoint)
     matrices = [
         name.split(".") for name, header in stored.items() if name.endswith(".weight") and len(header.shape) == 2
     ]
-    return sorted({words[-2] for words in matrices if any(word.isdigit() for word in words)})
+    found = {words[-2] for words in matrices if any(word.isdigit() for word in words)}
+    of_experts = {words[-2] for words in matrices if "experts" in words}
+    return sorted(found - of_experts - ({"gate"} if of_experts else set()))  # neither they nor routers are adapted
 
 
 def _words(name: str, value: Any) -> Iterator[str]:
