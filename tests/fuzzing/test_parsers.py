@@ -1,6 +1,7 @@
 """Whatever a server, a client, a judge or a file says is read or refused by its own error, and by no other.
 
-``make soak`` goes on with it for ``ROLLFEED_FUZZ_SECONDS`` (default 600) of the processor's time in all.
+``make soak`` goes on with it for ``ROLLFEED_FUZZ_SECONDS`` (default 600) of the processor's time in all, from the seed
+``ROLLFEED_FUZZ_SEED`` on.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from rollfeed.weights.transports.delta.encoding import DamagedError
 from rollfeed.weights.transports.delta.files import CheckpointPieces, _file_checksum, write_delta
 
 SECONDS = float(os.environ.get("ROLLFEED_FUZZ_SECONDS", "600"))
+FIRST_SEED = int(os.environ.get("ROLLFEED_FUZZ_SEED", "0"))
 ODD = st.one_of(
     st.none(),
     st.booleans(),
@@ -380,7 +382,7 @@ def test_what_comes_is_read_or_refused_by_its_own_error(files: Files, name: str)
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", NAMES)
 def test_minutes_of_what_comes_are_read_or_refused_by_their_own_errors(files: Files, name: str) -> None:
-    ends_at, number = time.process_time() + SECONDS / len(NAMES), 0
+    ends_at, number = time.process_time() + SECONDS / len(NAMES), FIRST_SEED
     while time.process_time() < ends_at:
         number += 1
         seed(number)(check(files, name, max_examples=500))()
