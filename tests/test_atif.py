@@ -188,3 +188,9 @@ def test_a_line_of_a_file_ends_at_its_line_break_only(tmp_path: Path) -> None:
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(odd, ensure_ascii=False) + "\n" for _ in range(2)))
     assert main(["atif", "import", str(tmp_path / "all.jsonl"), "--out", str(tmp_path / "out")]) == 0
     assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_file_that_is_nested_without_end_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert main(["atif", "import", str(tmp_path / "deep.json"), "--out", str(tmp_path / "out")]) == 2
+    assert "deep.json: cannot be read: maximum recursion depth" in capsys.readouterr().err

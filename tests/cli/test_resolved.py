@@ -71,6 +71,7 @@ def test_the_settings_of_a_run_are_a_settings_file_that_finds_what_the_run_found
     ("text", "message"),
     [
         ("[1]", "holds no settings, which are one JSON object; give the settings.json of a run"),
+        ("[" * 100_000, "its values are nested too deeply"),
         ("{", "not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ],
 )

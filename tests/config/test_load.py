@@ -190,6 +190,13 @@ def test_text_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
         load(tmp_path, "seed = 1\n[rollout\n")
 
 
+def test_values_that_are_nested_without_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(tmp_path, "seed = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="seed"):
+        load(tmp_path, "", "seed=" + "[" * 100_000)
+
+
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(b"seed = \xff\xfe")

@@ -196,7 +196,7 @@ def test_samples_of_a_gateway_are_read_in_their_dictionary_form(tmp_path: Path) 
     assert [(found.kind, found.place.source) for found in findings] == [(Flaw.SHAPE, "samples.jsonl, line 4")]
 
 
-@pytest.mark.parametrize("line", ['{"a": 1}', "[1]", "{", '{"tokens": [1, -2], "response_length": 1}'])
+@pytest.mark.parametrize("line", ['{"a": 1}', "[1]", "{", "[" * 100_000, '{"tokens": [1, -2], "response_length": 1}'])
 def test_what_is_no_sample_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "rows.jsonl").write_text(line + "\n")
     with pytest.raises(DataError, match="line 1"):

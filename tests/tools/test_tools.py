@@ -96,7 +96,13 @@ async def test_search_reads_a_folder_of_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no such file"), ("", "no text in it"), ("{", "line 1: not JSON"), ('{"title": "a"}', "line 1: no text")],
+    [
+        (None, "no such file"),
+        ("", "no text in it"),
+        ("{", "line 1: not JSON"),
+        ("[" * 9999, "line 1: not JSON"),
+        ('{"title": "a"}', "line 1: no text"),
+    ],
 )
 def test_a_corpus_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     pytest.importorskip("bm25s")

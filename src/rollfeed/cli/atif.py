@@ -129,7 +129,7 @@ def _records(paths: list[Path]) -> Iterator[tuple[str, Any]]:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield f"{file}, line {number}" if len(lines) > 1 else str(file), json.loads(line)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 raise DataError(f"{file}: cannot be read: {error}") from None
 
 

@@ -128,6 +128,8 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: its values are nested too deeply") from None
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -163,7 +165,7 @@ def _step_into(table: Any, name: str, override: str) -> Any:
 def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

@@ -61,7 +61,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 if line.strip():
                     yield where, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: no JSON: {error}") from None
 
 

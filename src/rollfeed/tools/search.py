@@ -118,7 +118,7 @@ def _of_rows(file: Path) -> Iterator[tuple[str, str]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file}, line {number}: not JSON: {error}") from error
         texts = [row[key] for key in _TEXTS if isinstance(row.get(key), str)] if isinstance(row, dict) else []
         if not texts:

@@ -70,6 +70,9 @@ class StandIn:
             elif set(asked["data"]) != {"digit"}:
                 await socket.send_json({"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "no digit"}})
                 continue
+            elif len(asked["data"]["digit"]) > 1:  # it says the same
+                await socket.send_str(asked["data"]["digit"])
+                continue
             elif asked["data"]["digit"] == self.dies_at:
                 await socket.close()
                 return
@@ -122,13 +125,23 @@ async def test_a_turn_is_an_action_and_an_episode_is_worth_its_rewards(server: S
 
 
 async def test_an_episode_ends_after_so_many_turns_and_what_is_no_action_is_told(server: StandIn) -> None:
-    environment = digits(server.url, action_key="", max_turns=4)
-    state = await environment.start(params_of(server.url, seed=34, action_key="", max_turns=4))
-    told = [(await environment.step(state, text)).messages[0]["content"] for text in ("3", "{", '{"digits": 3}')]
+    environment = digits(server.url, action_key="", max_turns=5)
+    state = await environment.start(params_of(server.url, seed=34, action_key="", max_turns=5))
+    texts = ("3", "{", '{"digits": 3}', "[" * 100_000)
+    told = [(await environment.step(state, text)).messages[0]["content"] for text in texts]
     assert all(each.startswith("That is no action: ") for each in told)
     assert "no digit" in told[2]
     verdict = (await environment.step(state, '{"digit": "3"}')).verdict
     assert (verdict.reward, verdict.correct) == (0.5, Correct.NO)
+    await environment.close(state)
+
+
+@pytest.mark.parametrize("said", ["no JSON", "[" * 100_000])
+async def test_what_a_server_says_that_is_not_json_is_its_fault_and_no_action(server: StandIn, said: str) -> None:
+    environment = digits(server.url)
+    state = await environment.start(params_of(server.url, seed=34))
+    with pytest.raises(RewardError, match="the server sent what is not JSON"):
+        await environment.step(state, said)
     await environment.close(state)
 
 

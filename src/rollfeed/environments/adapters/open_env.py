@@ -69,7 +69,10 @@ class _Session:
         message = await self.socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise RewardError("the server closed the connection")
-        answer = json.loads(message.data)
+        try:
+            answer = json.loads(message.data)
+        except (ValueError, RecursionError) as error:
+            raise RewardError(f"the server sent what is not JSON: {error}") from None
         if answer["type"] != "observation":
             about = answer.get("data", {})
             raise _RefusedError(str(about.get("code")), str(about.get("message"))[:200])
@@ -149,7 +152,7 @@ class OpenEnvEnvironment:
         session.num_turns += 1
         try:
             observed = await session.ask("step", **_action(state["action_key"], response))
-        except (_RefusedError, ValueError) as error:
+        except (_RefusedError, ValueError, RecursionError) as error:
             if isinstance(error, _RefusedError) and error.code != "VALIDATION_ERROR":
                 raise
             shown = f"That is no action: {error}"
