@@ -137,11 +137,11 @@ async def test_server_gets_the_reward_through(
             )
 
         verdict = await grade()
-        assert grader.num_in_flight == 0
+        assert grader._server.num_in_flight == 0
         if case.get("check") == "no leaked in-flight slot":
             assert verdict.outcome is Outcome.ERROR
             verdict = await grade()
-            assert grader.num_in_flight == 0
+            assert grader._server.num_in_flight == 0
         if isinstance(case["expected"], dict):
             assert case["expected"] == {"error": True}
             assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)

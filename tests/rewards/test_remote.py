@@ -23,7 +23,7 @@ async def grade(url: str | None, *, response: str = "r", label: Any = "l", **set
     api_key = settings.pop("api_key", None)
     async with RemoteGrader(RemoteRewardSettings(url=url, **settings), api_key=api_key) as grader:
         verdict = await grader(response, label, {"prompt_text": "p"})
-        assert grader.num_in_flight == 0
+        assert grader._server.num_in_flight == 0
         return verdict
 
 
@@ -272,7 +272,7 @@ async def test_cancelled_grading_leaves_nothing_in_flight(serve_script: Serve) -
         grading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await grading
-        assert grader.num_in_flight == 0
+        assert grader._server.num_in_flight == 0
 
 
 @pytest.mark.parametrize("label", [object(), {1, 2}, b"bytes", float("nan")], ids=["object", "set", "bytes", "nan"])

@@ -40,8 +40,6 @@ def test_keys_are_compared_whole() -> None:
     assert (choice.address, choice.reason) == ("b", "load")
     choice = chooser.choose(busy(a=1, b=0), PROMPT[1:2], policy_version=1, session="session-1")
     assert (choice.address, choice.reason) == ("a", "session")
-    chooser.end_session("session-1")
-    assert chooser.choose(busy(a=1, b=0), PROMPT[2:3], policy_version=1, session="session-1").address == "b"
 
 
 def test_samples_of_a_group_meet_until_their_server_is_full() -> None:

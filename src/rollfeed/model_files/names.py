@@ -64,11 +64,6 @@ class CheckpointNames:
         self._converted = self._converted_shapes(state)
 
     @property
-    def lost(self) -> list[str]:
-        """Tensors of the checkpoint that have a place in the model and cannot be had from there."""
-        return [name for name, place in self._stored.items() if place.pattern and name not in self._converted]
-
-    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that :meth:`convert` takes, by name.
 

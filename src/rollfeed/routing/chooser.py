@@ -164,10 +164,6 @@ class Chooser:
         for version in [version for version in self._trees if version < policy_version]:
             self._trees.pop(version).clear()
 
-    def end_session(self, session: str) -> None:
-        """Forget a session; what its server has computed may serve others."""
-        self._sessions.pop(session, None)
-
     def _tree(self, policy_version: int) -> PrefixTree:
         tree = self._trees.get(policy_version)
         if tree is None:

@@ -86,15 +86,6 @@ def seccomp_filter(machine: str = "") -> bytes:
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
-def refused_calls(machine: str = "") -> dict[str, int]:
-    """Return the numbers of the calls that are refused whatever their arguments."""
-    found = _ARCHITECTURES.get(machine or os.uname().machine)
-    if found is None:
-        return {}
-    rows = {**_REFUSED, **_MISSING, "fallocate": _FALLOCATE}
-    return {name: number for name, row in rows.items() if (number := row[found[0]]) is not None}
-
-
 def _sockets() -> list[bytes]:
     code = [_argument(0)]
     for family in _SOCKET_FAMILIES:

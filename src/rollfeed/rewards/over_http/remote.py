@@ -37,11 +37,6 @@ class RemoteGrader:
             concurrency=settings.concurrency,
         )
 
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that the server is working on."""
-        return self._server.num_in_flight
-
     async def __aenter__(self) -> RemoteGrader:
         return self
 
