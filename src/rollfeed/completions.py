@@ -187,11 +187,8 @@ def check_places(seen: Sequence[SeenPicture], places: Sequence[PlaceholderRange]
 def check_sample(sample: Sample, request: RolloutRequest, *, limits: Limits) -> None:
     """Check a sample that a generate function or a hook returned for its rollout.
 
-    Args:
-        sample: Is of the request's rollout, and begins with its prompt unless the metadata says ``own_context``. Its
-            loss mask may have any weights from 0 to 1, and its tokens without weight any logprobs.
-        request: That it answers.
-        limits: Of the engine.
+    The sample is of the request's rollout, and begins with its prompt unless the metadata says ``own_context``. Its
+    loss mask may have any weights from 0 to 1, and its tokens without weight any logprobs.
 
     Raises:
         EngineProtocolError: If it cannot be trained on; says what is wrong.

@@ -136,10 +136,7 @@ def _check_reward_key(settings: Settings) -> None:
 def reward_key_problem(reward_key: str | None, rm_type: str | None, *, is_of_others: bool = False) -> str | None:
     """Return why no reward of a grader has the key; None if one has, or may have.
 
-    Args:
-        reward_key: Which of named numbers counts.
-        rm_type: The grader.
-        is_of_others: The key was chosen for other graders too, and single numbers count without it.
+    ``is_of_others`` is a key that was chosen for other graders too; single numbers count without it.
     """
     keys = None if rm_type is None else () if is_judge(rm_type) else _KEYS.get(grader_name(rm_type))
     if reward_key is None or keys is None or reward_key in keys:

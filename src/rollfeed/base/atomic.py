@@ -178,9 +178,7 @@ def _sealed(digests: Mapping[str, Digest]) -> str:
 def replace_folder(folder: Path, fill: Callable[[Path], object]) -> None:
     """Put a folder of files at ``folder``, in place of one that is there.
 
-    Args:
-        folder: Where.
-        fill: Puts files into the empty folder that it is handed. Nothing of them is left where it raises.
+    ``fill`` puts files into the empty folder that it is handed. Nothing of them is left where it raises.
     """
     temporary = temporary_path(folder)
     shutil.rmtree(temporary, ignore_errors=True)

@@ -20,10 +20,8 @@ from rollfeed.faults import describe
 def import_object(path: str, *, key: str, folders: Sequence[Path] = ()) -> Any:
     """Return what ``module:name`` or ``file.py:name`` names; a dotted name reaches into classes.
 
-    Args:
-        path: As a setting has it.
-        key: The setting, for errors.
-        folders: Searched for modules before the installed packages, and for files before the current folder.
+    ``folders`` are searched for modules before the installed packages, and for files before the current folder; ``key``
+    is the setting, for errors.
 
     Raises:
         PluginError: If there is no such module, file or name, or importing it fails.

@@ -31,11 +31,7 @@ _FURTHER: Mapping[str, tuple[Any, ...]] = {
 
 
 class Fields:
-    """Fields of a body by their names; null stands for a field that is not there.
-
-    Args:
-        body: Decoded JSON.
-    """
+    """Fields of a body by their names; null stands for a field that is not there."""
 
     def __init__(self, body: Any) -> None:
         if not isinstance(body, dict):

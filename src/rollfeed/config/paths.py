@@ -21,9 +21,7 @@ def expand_path(path: str) -> str:
 def checked_address(text: str, *, has_path: bool = False) -> str:
     """Return the address of a server without a slash at its end.
 
-    Args:
-        text: As it was given.
-        has_path: Whether there may be a path behind host and port.
+    ``has_path`` says whether there may be a path behind host and port.
 
     Raises:
         ValueError: If it is none, or has more in it.

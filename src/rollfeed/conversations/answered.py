@@ -41,11 +41,8 @@ class AnsweredPrompt(NamedTuple):
 def answered_prompt(prompt: Prompt, *, tokenizer: Tokenizer, mask_type: LossMaskType) -> AnsweredPrompt:
     """Return what is learned of a prompt that has its answer.
 
-    Args:
-        prompt: Its messages are the whole conversation, but for the last answer where that is the label. Without
-            messages, its tokens are followed by those of the label.
-        tokenizer: The policy's.
-        mask_type: Which turns are learned.
+    Its messages are the whole conversation, but for the last answer where that is the label. Without messages, its
+    tokens are followed by those of the label.
 
     Raises:
         ConfigError: As :func:`conversation_tokens`.

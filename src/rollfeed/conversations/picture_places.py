@@ -65,11 +65,8 @@ def joined_contents(*contents: Any) -> Any:
 class Placing:
     """Hands out the pictures of a question, in order, wherever its content has a place for one.
 
-    Args:
-        images: That came beside the content.
-        videos: Frames of each that came beside it.
-        load: Loads a picture that is in a part itself.
-        load_video: The same of a video.
+    ``images`` and ``videos``, frames of each, came beside the content; ``load`` and ``load_video`` load what is in a
+    part itself.
     """
 
     def __init__(

@@ -22,9 +22,6 @@ class TextPieces:
 
     Such tokens are found before a text is split into others, so that pieces do not depend on each other. That it is so
     is not believed: the first texts are tokenised whole, too, and where that differs, all are.
-
-    Args:
-        tokenizer: Of all texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -25,12 +25,7 @@ _AHEAD = 16
 
 
 class AdaptiveSource(PromptSource):
-    """Draws from environments at the levels that a policy chooses; never ends.
-
-    Args:
-        levels: Make the prompts, one an environment.
-        manager: Chooses among them.
-    """
+    """Draws from environments at the levels that a policy chooses; never ends."""
 
     name = "adaptive"
 

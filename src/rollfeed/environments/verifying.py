@@ -51,10 +51,7 @@ def __getattr__(name: str) -> Callable[[Mapping[str, Any], str], Verdict]:
 def verify_problem(environment: Environment, problem: Mapping[str, Any], response: str) -> Verdict:
     """Return the verdict of an environment.
 
-    Args:
-        environment: Of the problem.
-        problem: JSON values: ``version``, and either ``params`` or the ``level`` and ``seed`` to make them again from.
-        response: What the model wrote.
+    A problem is JSON values: ``version``, and either ``params`` or the ``level`` and ``seed`` to make them again from.
 
     Raises:
         RewardError: If the problem is of another version, or the verifier raises or returns no verdict.

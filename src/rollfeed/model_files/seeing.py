@@ -41,11 +41,8 @@ def looking(
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments of passes through the model that begin with these tokens and pictures.
 
-    Args:
-        model: One that sees.
-        token_ids_BL: The tokens.
-        is_picture_BL: Which of them stand for pictures, in the order of these; other placeholders have been sampled.
-        pixels: Arrays by the names that the model has for them, all pictures in the order of their places.
+    ``is_picture_BL`` says which tokens stand for pictures, in the order of these; other placeholders have been sampled.
+    ``pixels`` are arrays by the names that the model has for them, all pictures in the order of their places.
     """
     ids = torch.tensor(placeholder_ids(model.config), device=token_ids_BL.device)
     sampled_BL = torch.isin(token_ids_BL, ids) & ~is_picture_BL

@@ -21,10 +21,6 @@ class AdaptiveDatasetSource(DatasetSource):
     Whether a row is asked when its turn comes depends on the seed, the epoch, the row and what was learned up to the
     last commit; :class:`~rollfeed.prompts.row_estimates.RowEstimates` gives the chance. It learns from what verdicts
     call right or wrong, not from rewards.
-
-    Args:
-        loaded: As for a plain data set, as are ``seed``, ``rollout_shuffle`` and ``num_epoch``.
-        group_size: Rollouts of a group.
     """
 
     def __init__(

@@ -25,10 +25,7 @@ _log = logging.getLogger(__name__)
 class MixtureSource(PromptSource):
     """Draws from each source in proportion to its weight; a source that has ended or failed is left out.
 
-    Args:
-        sources: Name, weight and source of each.
-        seed: Of the choice between them.
-        resources: Entered before the sources and left after them.
+    ``resources`` are entered before the sources and left after them.
 
     Raises:
         ConfigError: If there is no source, two have the same name, or a weight is not above 0.

@@ -31,14 +31,7 @@ _MAX_VOCABULARY = 100_000
 
 
 class PlainTokenizer:
-    """Has those parts of a transformers tokenizer that prompts need.
-
-    Args:
-        backend: What makes tokens.
-        specials: Special tokens by what they are.
-        chat_template: Text of the template, if there is one.
-        load: Loads the same with transformers.
-    """
+    """Has those parts of a transformers tokenizer that prompts need; ``load`` loads the same with transformers."""
 
     is_fast, split_special_tokens = True, False
 

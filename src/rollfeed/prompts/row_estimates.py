@@ -32,10 +32,6 @@ class RowEstimates:
     """Answers to each row that verdicts call right or wrong, the older the less they count.
 
     Age is counted in batches since which there are newer weights, as tokens tell.
-
-    Args:
-        num_rows: Of the data set.
-        group_size: Rollouts of a group.
     """
 
     def __init__(self, num_rows: int, *, group_size: int) -> None:

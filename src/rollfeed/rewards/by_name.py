@@ -38,10 +38,7 @@ class Takes(StrEnum):
 def by_name(function: Any, *, takes: Takes, label_names: Collection[str] = ()) -> Any:
     """Return a function as the hub calls it; one whose parameters do not name what they are for is as it was.
 
-    Args:
-        function: Of the user.
-        takes: What the hub calls it with.
-        label_names: Columns of labels, by which a function may ask for them.
+    ``takes`` is what the hub calls it with, and ``label_names`` are columns by which it may ask for labels.
     """
     parameters = _parameters(function)
     names = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]

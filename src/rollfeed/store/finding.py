@@ -202,11 +202,7 @@ class _File(NamedTuple):
 def find_samples(reader: RunReader, asked: SampleFilter, *, num: int, worst: bool) -> tuple[list[FoundSample], bool]:
     """Return the newest samples of a run that are asked for, and whether there are more.
 
-    Args:
-        reader: Of the run.
-        asked: What samples have to fulfil.
-        num: How many at most.
-        worst: Those of the lowest rewards rather than the newest; samples without one are left out.
+    ``worst`` are those of the lowest rewards rather than the newest; samples without one are left out.
 
     Raises:
         RunDirectoryError: If files are missing or damaged.

@@ -44,9 +44,7 @@ _Entry = _Done | _Forgotten
 class TurnFile(TurnJournal):
     """A turn journal on the disk.
 
-    Args:
-        path: Of the file.
-        state: The last commit; what is of no use to what goes on from there is removed.
+    What is of no use to what goes on from ``state``, the last commit, is removed.
 
     Raises:
         RunFailedError: From all methods, if the disk refuses.

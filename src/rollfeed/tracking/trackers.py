@@ -69,12 +69,7 @@ class Trackers:
 
         At the end they are waited for, half a minute at most; a cancellation ends this, too.
 
-        Args:
-            out: Gives the run its name.
-            tree: The settings, as tables.
-            first_step: The next one of the run.
-            folder: What trackers keep is below it.
-            prints: The file.
+        ``first_step`` is the run's next one; what trackers keep is below ``folder``, and ``prints`` is the file.
         """
         if not self._settings.trackers and self._own is None:
             yield

@@ -13,9 +13,7 @@ from rollfeed.weights.proving import EngineProof
 class Publisher:
     """Fits :class:`rollfeed.protocols.WeightPublisher` for one engine.
 
-    Args:
-        engine: That takes the weights.
-        is_proving: Whether what arrived is compared with what the publisher's probes say.
+    With ``is_proving`` what arrived is compared with what the publisher's probes say.
     """
 
     def __init__(self, engine: Engine, *, is_proving: bool = True) -> None:

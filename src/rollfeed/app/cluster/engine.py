@@ -26,9 +26,7 @@ _MAXIMA = frozenset({"kv_use", "weights_prepare_seconds", "weights_pause_seconds
 class ClusterEngine(Engine):
     """Weights, aborts and single requests for all workers; groups go to them by ``RemoteRunner``.
 
-    Args:
-        workers: Started and ended with the engine.
-        like: What a worker's engine is like; it is not started here.
+    It starts and ends ``workers``; ``like`` is what a worker's engine is like, and is not started here.
     """
 
     def __init__(self, workers: RolloutWorkers, like: Engine) -> None:

@@ -20,12 +20,9 @@ _EMBEDDED_MODULES = ("torch", "safetensors")
 
 
 def cluster_engine(spec: RunSpec, like: Engine, *, hosting: Hosting | None = None) -> Engine:
-    """Return the engine of a run: that of its rollout workers, or ``like`` itself where there are none.
+    """Return the engine of a run: that of its rollout workers, or ``like``, not started, where there are none.
 
-    Args:
-        spec: The run.
-        like: What it has without a cluster; not started.
-        hosting: Where workers are; by default as ``[cluster]`` says.
+    ``hosting`` says where workers are, by default as ``[cluster]`` does.
     """
     settings = spec.settings
     if settings.cluster.kind is ClusterKind.LOCAL or not settings.needs_engine:

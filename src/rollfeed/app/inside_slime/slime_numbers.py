@@ -22,10 +22,7 @@ _REPEATED_RATIO = 10.0
 def sample_numbers(args: Any, samples: Sequence[Any], *, reward_key: str | None) -> dict[str, float]:
     """Return what slime computes of samples: lengths, groups with one reward, repetition, truncation, reused tokens.
 
-    Args:
-        args: Theirs.
-        samples: Scored ones, at least one.
-        reward_key: Which of named rewards counts.
+    ``samples`` are scored ones, at least one.
     """
     lengths = [each.effective_response_length for each in samples]
     numbers = {f"response_len/{name}": float(getattr(np, name)(lengths)) for name in ("mean", "median", "max", "min")}

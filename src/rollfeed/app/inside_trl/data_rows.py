@@ -23,13 +23,7 @@ def load_rows(
 ) -> LoadedPrompts:
     """Return the prompts of a data set of the ``datasets`` library; their ids are ``name/row``.
 
-    Args:
-        dataset: With a column ``prompt``: texts, or conversations.
-        name: Its name, for people.
-        tokenizer: The policy's.
-        made: Has the tools that prompts speak of.
-        keys: The columns of labels and metadata.
-        config: What scores them; None where nothing here does.
+    They speak of the tools that ``made`` has. ``config`` is what scores them; None where nothing here does.
 
     Raises:
         ConfigError: If it cannot be read, has images, or a row cannot be used or scored.
@@ -65,9 +59,6 @@ def load_rows(
 
 class PromptTable:
     """Finds the rows of prompts that a trainer hands over.
-
-    Args:
-        prompts: Of its data sets.
 
     Raises:
         ConfigError: If two have the same prompt and differ in label or metadata.

@@ -19,9 +19,7 @@ from rollfeed.weights.writing import write_some
 class TrainedModel:
     """A copy of what a trainer begins with, in a temporary folder, and the tensors that it has now.
 
-    Args:
-        trainer: TRL's ``GRPOTrainer``.
-        with_weights: Whether the folder needs weights; servers have their own.
+    ``with_weights`` says whether the folder needs weights; servers have their own.
 
     Raises:
         ConfigError: If this process has not all of its model, or it is one for images.

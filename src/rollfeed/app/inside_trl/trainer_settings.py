@@ -75,12 +75,7 @@ def values_of(args: Any, *names: str) -> list[Any]:
 
 
 def as_config(config: RolloutConfig, args: Any, **rollout: Any) -> RolloutConfig:
-    """Return our settings with what a trainer's configuration says.
-
-    Args:
-        config: Ours.
-        args: TRL's ``GRPOConfig`` or ``AsyncGRPOConfig``.
-        rollout: Further keys of ``[rollout]``.
+    """Return our settings with what TRL's ``GRPOConfig`` or ``AsyncGRPOConfig`` says, and these keys of ``[rollout]``.
 
     Raises:
         ConfigError: If ``config`` says what is TRL's to say, or a value cannot be had; names TRL's argument.

@@ -36,11 +36,7 @@ class TrlRewards:
     """Fits :class:`rollfeed.protocols.BatchedRewardFn`: the sum of reward functions as TRL has them.
 
     They get ``prompts``, ``completions``, ``completion_ids`` and a list for each further column; None is no reward.
-
-    Args:
-        functions: Plain ones are called in threads, which nothing waits for when the process ends.
-        dataset: Of the rows.
-        tokenizer: The policy's.
+    Plain ones are called in threads, which nothing waits for when the process ends.
     """
 
     def __init__(self, functions: Sequence[Callable[..., Any]], dataset: Any, tokenizer: Tokenizer) -> None:

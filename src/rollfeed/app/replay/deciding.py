@@ -85,12 +85,7 @@ async def decide_again(
 
     Groups that were too old stay dropped, and those of a rollout function of the user's stay what it made them.
 
-    Args:
-        stored: Kept and dropped groups, by index.
-        batch: As it was delivered.
-        functions: Of the settings.
-        settings: Of the replay.
-        masked: Whether ``rollout.mask_truncated`` has removed samples from the loss, which is taken back first.
+    ``masked`` says whether ``rollout.mask_truncated`` has removed samples from the loss, which is taken back first.
     """
     groups = [_unmasked(each.group) if masked and each.drop_reason is None else each.group for each in stored]
     is_again = [all(rollout.has_finished for rollout in group.rollouts) for group in groups]

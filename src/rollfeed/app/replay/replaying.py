@@ -73,10 +73,7 @@ async def replay_run(
 
     Nothing is written, and no model is loaded.
 
-    Args:
-        directory: The run; its committed steps are read.
-        overrides: Settings of rewards, filters, advantages and masks.
-        step: The only one; by default all.
+    With ``step`` it is that one alone.
 
     Raises:
         ConfigError: If there is no such run or step, it is damaged, a setting is wrong or has no effect here, or

@@ -23,10 +23,7 @@ def learned(out: Path, job: ChaosJob) -> dict[str, Any]:
 def wrong_levels(state: Mapping[str, Any], out: Path, *, num_surplus: float) -> Iterator[str]:
     """Tell where the tables of a run's levels do not count the groups of its files, each once.
 
-    Args:
-        state: What the run has learned.
-        out: Its directory.
-        num_surplus: Groups that are scored and wait for a batch that never came.
+    ``num_surplus`` groups are scored and wait for a batch that never came.
     """
     in_files, right = Counter[str](), Counter[str]()
     for path in sorted(out.glob("[bd]*/step-*.parquet")):

@@ -70,11 +70,7 @@ class RunProcess(CommandProcess):
         return any(step not in committed for step in _steps_with_files(self.out))
 
     def wait_until(self, condition: Callable[[], bool], *, poll_seconds: float = _POLL_SECONDS) -> bool:
-        """Wait for something that the run does; return whether it came, else the process has ended.
-
-        Args:
-            condition: Whether it has come.
-            poll_seconds: How long to sleep before asking again.
+        """Wait for a condition that the run brings about; return whether it came, else the process has ended.
 
         Raises:
             RunFailedError: If the process neither does it nor ends.

@@ -89,11 +89,7 @@ def bench_fleet(
 ) -> dict[str, Any]:
     """Run the workload and return JSON values.
 
-    Args:
-        workload: What the fleet is, and does.
-        warm_up_minutes: Of the fleet's time, before those that are measured.
-        minutes: That are measured.
-        progress: Told of every batch.
+    ``minutes`` of the fleet's time are measured, after those of the warm-up.
     """
     with asyncio.Runner(loop_factory=FleetLoop) as runner:
         return runner.run(_bench(workload, 60.0 * warm_up_minutes, 60.0 * minutes, progress))

@@ -129,9 +129,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
 class CheckpointTensors(Mapping[str, Tensor]):
     """The tensors of a model folder, each read when it is asked for.
 
-    Args:
-        folder: Whose weight files are opened.
-        names: Those that are wanted; None is all.
+    ``names`` are those that are wanted; None is all.
     """
 
     def __init__(self, folder: Path, names: Container[str] | None = None) -> None:

@@ -144,12 +144,9 @@ class Sampler:
             self._seen[row, torch.as_tensor(prompt_ids.astype(np.int64), device=self._device)] = True
 
     def sample(self, logits_MV: Tensor, rows: NDArray[np.int64], num_new_tokens: NDArray[np.int64]) -> Draws:
-        """Draw one token for each of ``rows``; the float32 logits are overwritten.
+        """Draw one token for each of ``rows`` ``(M,)``; the float32 logits are overwritten.
 
-        Args:
-            logits_MV: One row of logits for each of ``rows``.
-            rows: Which rows these are. ``(M,)``.
-            num_new_tokens: How many tokens each has sampled so far. ``(M,)``.
+        Each has sampled ``num_new_tokens`` ``(M,)`` so far.
         """
         self._penalise(logits_MV, rows)
         for index in np.flatnonzero(num_new_tokens < self._min_new_tokens[rows]):

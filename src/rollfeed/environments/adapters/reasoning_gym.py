@@ -48,9 +48,6 @@ class ReasoningGymEnvironment:
 
     The reward is reasoning-gym's, and 1 is right. Answers have to be marked. A scorer that raises could not read the
     answer.
-
-    Args:
-        name: reasoning-gym's.
     """
 
     needs_marker: bool = True

@@ -108,9 +108,6 @@ class RlveEnvironment:
 
     The reward is RLVE-Gym's, from [-1, 1] to [0, 1]: 0 for an answer that cannot be read, a half for one that is wrong
     where nothing is shaped. RLVE-Gym's own number is in the verdict's detail. Answers have to be marked.
-
-    Args:
-        name: RLVE-Gym's.
     """
 
     max_level: int | None = None

@@ -37,12 +37,7 @@ COLUMNS = ("level", *(field.name for field in fields(LevelCounts)))
 
 
 class AdaptingEnvironment:
-    """The levels of one environment.
-
-    Args:
-        version: Of the environment.
-        policy: Chooses among them.
-    """
+    """The levels of one environment, of which a policy chooses."""
 
     def __init__(self, *, version: int, policy: DifficultyPolicy) -> None:
         self.version = version

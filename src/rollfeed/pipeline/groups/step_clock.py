@@ -47,11 +47,7 @@ class _Doing(AbstractContextManager[None]):
 
 
 class StepClock:
-    """Measures activities; used by one event loop.
-
-    Args:
-        clock: Gives seconds.
-    """
+    """Measures activities; used by one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

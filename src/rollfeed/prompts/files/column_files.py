@@ -15,9 +15,7 @@ _FIRST_BATCH_ROWS, _MAX_BATCH_ROWS = 64, 8_192
 class ParquetFile:
     """A Parquet file; fits :class:`RowFile`.
 
-    Args:
-        path: The file.
-        wanted: Only these columns are read; None for all.
+    Only ``wanted`` columns are read; None for all.
 
     Raises:
         DataError: If it cannot be read.
@@ -48,9 +46,7 @@ class ParquetFile:
 class ArrowFile:
     """An Arrow file, of the streaming form or the other; fits :class:`RowFile`. It is mapped, and never held.
 
-    Args:
-        path: The file.
-        wanted: Only these columns are read; None for all.
+    Only ``wanted`` columns are read; None for all.
 
     Raises:
         DataError: If it cannot be read.

@@ -46,11 +46,7 @@ def is_public(address: str) -> bool:
 class Fetcher:
     """Fetches bytes by HTTP, within bounds.
 
-    Args:
-        max_bytes: Of an answer.
-        timeout_seconds: For a URL, redirects included.
-        resolve: Finds addresses.
-        may_reach: Whether an address may be connected to.
+    ``max_bytes`` are of an answer, ``timeout_seconds`` for a URL, redirects included.
     """
 
     def __init__(

@@ -36,11 +36,6 @@ class PictureLoader:
     """Loads pictures, and keeps their bytes in a store; fits :class:`rollfeed.protocols.PictureLoading`.
 
     A file is read and a URL fetched once, however many rows show it.
-
-    Args:
-        store: Where bytes go.
-        limits: Bounds of what is loaded.
-        fetcher: Of URLs.
     """
 
     def __init__(

@@ -15,8 +15,7 @@ _log = logging.getLogger(__name__)
 class MarkerWatch:
     """Fits :class:`rollfeed.protocols.RolloutObserver`; warns once a step in which no response had a marker.
 
-    Args:
-        rm_type: Grader of prompts that name none.
+    ``rm_type`` is the grader of prompts that name none.
     """
 
     def __init__(self, *, rm_type: str | None) -> None:

@@ -64,11 +64,7 @@ class _Asking:
 class Judge:
     """Scores responses as its settings say; as a grader one, by :meth:`compare` all responses to a prompt.
 
-    Args:
-        settings: Not of a panel.
-        name: The table of the settings, for people.
-        folders: Where a file with the rubric is looked for.
-        counts: Told of everything.
+    A file with the rubric is looked for in ``folders``; ``counts`` is told of everything.
 
     Raises:
         ConfigError: If the rubric cannot be read or used, or the variable that should hold the key does not.

@@ -20,9 +20,7 @@ from rollfeed.rewards.labels import LabelProblem
 class Judges:
     """Makes the judges of the settings when they are asked for; entering asks each whether it can do what it has to.
 
-    Args:
-        settings: Of all of them.
-        folders: Where files with rubrics are looked for.
+    Files with rubrics are looked for in ``folders``.
     """
 
     def __init__(self, settings: RewardSettings, *, folders: Sequence[Path] = ()) -> None:

@@ -22,13 +22,7 @@ _COMBINE: Mapping[Combine, Callable[[Sequence[float]], float]] = {
 
 
 class Panel:
-    """Asks all its judges, and makes one score of theirs; without a verdict of each there is none.
-
-    Args:
-        settings: Of the panel.
-        judges: Its members.
-        counts: Told how often they agree.
-    """
+    """Asks all its judges, and makes one score of theirs; without a verdict of each there is none."""
 
     def __init__(self, settings: JudgeSettings, judges: Sequence[Judge], *, counts: JudgeCounts) -> None:
         self._combine = _COMBINE[settings.combine]

@@ -43,11 +43,6 @@ class JudgeQuestion:
 class Rubric:
     """Asks about one response, or about several, in the order in which they are given.
 
-    Args:
-        text: The template.
-        settings: Of its judge.
-        key: The setting that has it, for people.
-
     Raises:
         ConfigError: If it is no template, names an unknown field or does not show what is judged.
     """

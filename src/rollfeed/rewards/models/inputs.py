@@ -34,8 +34,6 @@ class InputBuilder:
     """Makes inputs of a reward model.
 
     Args:
-        settings: Of the model.
-        tokenizer: The model's own.
         takes_sampled_ids: Whether it is the policy's too, so that tokens go as they were sampled.
         max_length: Tokens that the model takes; longer inputs are refused, and nothing is cut.
     """

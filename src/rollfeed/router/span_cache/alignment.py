@@ -21,9 +21,6 @@ class TextAligner:
     """Makes runs of tokens and their text, whatever the tokenizer leaves out, adds or changes.
 
     Where that cannot be seen token by token, several tokens have their text together, and are only used together.
-
-    Args:
-        tokenizer: Of the policy.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -112,11 +112,7 @@ class _Walk(NamedTuple):
 
 
 class SpanTree:
-    """The tree, within a number of bytes: what was used last stays.
-
-    Args:
-        max_bytes: Of all runs and nodes.
-    """
+    """The tree, within ``max_bytes`` of all runs and nodes: what was used last stays."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes

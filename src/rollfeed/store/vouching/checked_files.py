@@ -16,9 +16,7 @@ from rollfeed.store.vouching.seals import OF_RUN, Vouched
 class CheckedFiles:
     """Gives paths of files that are as they were written; one that has not been touched since is not read again.
 
-    Args:
-        directory: The run's.
-        vouched: Returns the digests that its journal has now.
+    ``vouched`` returns the digests that its journal has now.
 
     Raises:
         RunDirectoryError: From all methods, if a file is missing or another one; names it and its step, and says what

@@ -27,11 +27,7 @@ class _UniqueId(ctypes.Structure):
 class Communicator:
     """One rank of a group of GPUs; calls block, and a rank that is gone can hold them up.
 
-    Args:
-        unique_id: Of the group, from :func:`unique_id` in one of its processes.
-        num_ranks: How many join.
-        rank: Of this process.
-        device: Its GPU.
+    ``unique_id`` comes from :func:`unique_id` in one of the group's processes.
 
     Raises:
         RuntimeError: If there is no NCCL, or it fails.

@@ -26,9 +26,6 @@ NOT_FOUND = 404
 class Staging:
     """Knows the servers, and makes buckets of tensors by their checkpoint.
 
-    Args:
-        context: Of the transport.
-
     Raises:
         CheckpointError: If the checkpoint is unreadable.
     """

@@ -102,11 +102,7 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str, *, comma_groups_digits: bool) -> list[Token]:
-    """Return the tokens of an answer.
-
-    Args:
-        text: The answer.
-        comma_groups_digits: Whether ``1,234`` is one number, or two.
+    """Return the tokens of an answer, in which ``1,234`` is one number where ``comma_groups_digits``, and else two.
 
     Raises:
         TooComplexError: If the text is longer than any answer.

@@ -84,10 +84,7 @@ def element_bytes(dtype: str) -> int:
 def encode(old: Bytes | None, new: Bytes, *, width: int) -> bytes:
     """Return the smallest encoding of ``new``, of ``old``'s length, beside what was there; without ``old`` all of it.
 
-    Args:
-        old: What the reader has, or None.
-        new: The bytes of all elements, little-endian.
-        width: Bytes of an element.
+    Both are the bytes of all elements, little-endian, each of ``width`` bytes.
     """
     now, found = new.view(f"<u{width}"), []
     if old is None:

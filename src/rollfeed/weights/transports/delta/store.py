@@ -56,8 +56,7 @@ class _Stored(msgspec.Struct, frozen=True):
 class CheckpointStore:
     """Holds the newest versions in a folder of its own; one process at a time. Belongs to one thread at a time.
 
-    Args:
-        root: Made if it is not there.
+    ``root`` is made if it is not there.
 
     Raises:
         ConfigError: If another process has it, or it cannot be used.
