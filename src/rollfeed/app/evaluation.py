@@ -75,7 +75,6 @@ class PreparedEvaluation:
 
     @property
     def num_answers(self) -> int:
-        """Answers of one evaluation."""
         return sum(each.num_answers for each in self.sets)
 
 

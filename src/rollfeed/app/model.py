@@ -323,7 +323,6 @@ class Endpoint:
 
     @property
     def policy_version(self) -> int:
-        """The version that the next request will meet."""
         return self._engine.policy_version
 
     async def generate(

@@ -51,7 +51,6 @@ class AgeLimit:
     policy: StalenessPolicy
 
     def __call__(self, groups: Sequence[Group], *, policy_version: int) -> ByAge:
-        """Sort groups for a batch that is stamped with ``policy_version``."""
         if self.max_staleness is None:
             return ByAge(fresh=tuple(groups))
         oldest_allowed = policy_version - self.max_staleness

@@ -72,7 +72,6 @@ class CommandProcess:
         return self._process is None or self._process.poll() is not None
 
     def start(self) -> None:
-        """Start the process."""
         with open(self._log or os.devnull, "ab") as errors:
             self._process = subprocess.Popen(
                 self._command,

@@ -222,7 +222,6 @@ class PlacementWorkload:
 
     @property
     def time_model(self) -> TimeModelSettings:
-        """One engine."""
         return TimeModelSettings(
             num_slots=self.num_slots,
             median_length=self.median_length,

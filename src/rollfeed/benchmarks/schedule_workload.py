@@ -74,7 +74,6 @@ class ScheduleWorkload:
 
     @property
     def time_model(self) -> TimeModelSettings:
-        """One engine."""
         return TimeModelSettings(
             num_slots=self.num_slots,
             step_ms=self.step_ms,
@@ -115,7 +114,6 @@ class ScheduleWorkload:
 
     @property
     def total_slots(self) -> int:
-        """Slots of all engines."""
         return self.num_engines * self.num_slots
 
     @property
@@ -206,13 +204,11 @@ class NumberedPrompts(PromptSource):
         self.num_drawn = 0
 
     async def draw(self, count: int) -> list[Prompt]:
-        """Return the next prompts, in order."""
         prompts = [self.prompt(number) for number in range(self.num_drawn, self.num_drawn + count)]
         self.num_drawn += count
         return prompts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
         return {"num_drawn": self.num_drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -220,7 +216,6 @@ class NumberedPrompts(PromptSource):
         self.num_drawn = state["num_drawn"]
 
     def prompt(self, number: int) -> Prompt:
-        """Return a prompt by its number."""
         text = f"{self._seed}.{number}:".ljust(self._prompt_tokens, "x")
         return Prompt(
             prompt_id=f"numbered/{number}",

@@ -40,7 +40,6 @@ class Fields:
         self._read: set[str] = set()
 
     def take(self, name: str) -> Any:
-        """Return a field as it is."""
         self._read.add(name)
         return self._body.get(name)
 
@@ -68,7 +67,6 @@ class Fields:
         return value is True
 
     def text(self, name: str) -> str | None:
-        """Return a text."""
         value = self.take(name)
         if not isinstance(value, str | None):
             raise ApiError(f"{name} must be a text", param=name)

@@ -32,7 +32,6 @@ class TriedReward:
     """Lines that it printed."""
 
     def describe(self) -> str:
-        """Return this for people."""
         named = isinstance(self.reward, dict)
         shown = ", ".join(f"{name} {value:g}" for name, value in self.reward.items()) if named else f"{self.reward:g}"  # type: ignore[union-attr]
         text = self.response if len(self.response) <= _SHOWN_CHARACTERS else f"{self.response[:_SHOWN_CHARACTERS]} ..."

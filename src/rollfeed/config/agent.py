@@ -53,5 +53,4 @@ class AgentSettings(Section, resume=Resume.ANSWERS):
 
     @property
     def answers(self) -> bool:
-        """Whether there is one."""
         return self.function is not None or bool(self.command)

@@ -29,7 +29,6 @@ class TemplateAudit:
     """Whether it does where that ends with white space."""
 
     def describe(self) -> str:
-        """Return it in one line."""
         ending = f"turns end with {self.ends_turns_with}" if self.ends_turns_with else "no token ends a turn"
         if not self.keeps_turns:
             return f"{ending}; what was sent before is rendered anew in each turn"

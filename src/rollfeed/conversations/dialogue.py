@@ -66,7 +66,6 @@ class TurnPlace:
     """Whether the text is known to be that of the whole conversation, or known to differ."""
 
     def conversation(self) -> list[Message]:
-        """Return all messages."""
         return [message for place in self._path() for message in place.messages]
 
     def shown(self) -> str:

@@ -103,7 +103,6 @@ class EnvironmentRegistry:
         return environment_id in self._own
 
     def steps_path(self, environment_id: str) -> str | None:
-        """Return the function path of an environment's methods in workers; None for those that are called here."""
         entry = self._entry(environment_id)
         if self.is_own(environment_id) or entry is None or (isinstance(entry, AdapterEntry) and entry.is_served):
             return None

@@ -148,7 +148,6 @@ class EvalSet:
 
     @property
     def num_answers(self) -> int:
-        """Answers that the set asks for."""
         return len(self.prompts) * self.plan.n_samples_per_prompt
 
     def seed(self, eval_seed: int) -> int:

@@ -63,7 +63,6 @@ class GatewayServer:
         """That each session has on the way."""
 
     def application(self, *, for_operators: bool = True) -> web.Application:
-        """Return the web application."""
         application = web.Application(client_max_size=self._sessions.caps.max_body_bytes, middlewares=[self._errors])
         application[CLOSED_CONNECTIONS] = self._sessions.totals.counts
         for prefix in ("", "/s/{key}"):

@@ -169,7 +169,6 @@ class Sessions:
         self.totals.counts["dropped_sessions"] += 1
 
     async def end_for(self, opened: OpenSession, request: RolloutRequest) -> list[Sample]:
-        """End the session of a rollout, and return its samples."""
         await self.drop_for(opened)
         return opened.session.samples(request)
 

@@ -222,7 +222,6 @@ class TurnTree:
         return turn
 
     def put(self, turn: Turn) -> None:
-        """Append a turn."""
         self.turns.append(turn)
         self._by_digest.setdefault(turn.digest, []).append(turn)
         self._sizes[turn.alone] = len(turn.completion.token_ids)

@@ -94,7 +94,6 @@ class Report:
     """What could not be checked and why, with the number of samples."""
 
     def add(self, finding: Finding) -> None:
-        """Note a finding."""
         self.by_kind[finding.kind] += 1
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)

@@ -73,7 +73,6 @@ class ChatTemplate:
         self._takes_argument_objects: dict[bool, bool] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is a template."""
         return bool(self._texts)
 
     @property

@@ -52,7 +52,6 @@ class PlainTokenizer:
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool, verbose: bool) -> list[int]:
-        """Return the tokens of a text."""
         ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

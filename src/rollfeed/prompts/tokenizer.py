@@ -162,7 +162,6 @@ class LocalTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether :meth:`render_chat` can be used."""
         return bool(self._chat_template)
 
     @property
@@ -197,11 +196,6 @@ class LocalTokenizer:
         return np.asarray(ids if begins_with_it else prefix + ids, dtype=np.int32)
 
     def encode_with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return token ids ``(P,)`` of rendered text, and where each begins and ends in it, in characters ``(P, 2)``.
-
-        Raises:
-            ConfigError: If the tokenizer is not one of the tokenizers library, which alone tells.
-        """
         if not self._tokenizer.is_fast:
             raise ConfigError("the model's tokenizer does not tell where its tokens are: it needs a tokenizer.json")
         with self._lock:
@@ -212,7 +206,6 @@ class LocalTokenizer:
         return np.asarray(encoded["input_ids"], np.int32), offsets
 
     def decode(self, token_ids: Sequence[int] | NDArray[np.int32], *, skip_special_tokens: bool) -> str:
-        """Return text; bytes that are not complete UTF-8 become U+FFFD."""
         ids = np.asarray(token_ids, np.int64).tolist()
         with self._lock:
             if self._backend is not None:
@@ -231,13 +224,6 @@ class LocalTokenizer:
         num_images: int = 0,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the chat template's text, the assistant's opening included unless it is not wanted.
-
-        Messages and tools may be as people have them; see :mod:`rollfeed.prompts.messages`.
-
-        Raises:
-            ConfigError: If there is no chat template, or it refuses the messages.
-        """
         with self._lock:
             return self._chat_template.render(
                 messages,
@@ -372,10 +358,8 @@ class ChatRenderer:
         )
 
     def check_template(self) -> None:
-        """Return when the model has a chat template. Raises ConfigError if it has none."""
         if not self._tokenizer.has_chat_template:
             raise ConfigError(NO_TEMPLATE)
 
     def fits(self, token_ids: NDArray[np.int32]) -> bool:
-        """Whether the prompt is within ``rollout_max_prompt_len`` tokens."""
         return self._rollout_max_prompt_len is None or len(token_ids) <= self._rollout_max_prompt_len

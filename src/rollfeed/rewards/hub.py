@@ -116,7 +116,6 @@ class RewardHub:
         self._caller = Caller(timeout_seconds=timeout_seconds, concurrency=concurrency)
 
     def scores_alone(self, rollout: Rollout, prompt: Prompt) -> bool:
-        """Whether a finished rollout can be scored before the others of its prompt have finished."""
         if self._brings_verifier(prompt):
             return True
         if rollout.samples and _named_function(rollout.samples[-1], prompt) is not None:

@@ -73,7 +73,6 @@ class ScoreCounts:
         return self.all.by_outcome
 
     def add(self, scored_by: str, verdict: Verdict) -> None:
-        """Count a row."""
         self.graded += 1
         self.all.add(verdict)
         self.by_grader.setdefault(scored_by, GraderCounts()).add(verdict)
@@ -231,7 +230,6 @@ class ResultFile:
         return self
 
     def write(self, line: str) -> None:
-        """Add a line."""
         with self._told():
             self._file.write(line.encode() + b"\n")
 

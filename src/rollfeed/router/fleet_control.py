@@ -48,7 +48,6 @@ class RouterControl:
         self._forwarder = forwarder
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the endpoints."""
         return [
             web.get("/workers", self._list),
             web.post("/workers", self._add),

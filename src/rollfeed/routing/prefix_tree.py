@@ -91,7 +91,6 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the tree."""
         return self._num_bytes // _ID_BYTES
 
     @property

@@ -144,7 +144,6 @@ class Journal:
         sync(path.parent)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def run(self) -> RunRecord:

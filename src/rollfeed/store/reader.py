@@ -128,7 +128,6 @@ class RunReader:
         self.close()
 
     def close(self) -> None:
-        """Close the journal."""
         self._journal.close()
 
     def run(self) -> RunRecord:

@@ -33,7 +33,6 @@ class PrefixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens held."""
         return len(self._stamps) * self.page_tokens
 
     @property

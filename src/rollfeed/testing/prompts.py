@@ -62,14 +62,12 @@ class ListSource(PromptSource):
         self._next = 0
 
     async def draw(self, count: int) -> list[Prompt]:
-        """Return the next prompts, in order."""
         left = count if self._repeat else min(count, len(self._texts) - self._next)
         prompts = [self._prompt(self._next + offset) for offset in range(left)]
         self._next += left
         return prompts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

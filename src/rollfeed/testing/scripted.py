@@ -163,7 +163,6 @@ class ScriptedEngine(_WithoutWeights):
         self._running.set()
 
     async def load(self) -> EngineLoad:
-        """Return how many requests wait for their turn."""
         running = min(len(self._waiting), self.max_running_requests)
         return EngineLoad(running=running, waiting=len(self._waiting) - running)
 
@@ -274,7 +273,6 @@ class TickEngine(_WithoutWeights):
         )
 
     async def abort(self, request_id: str | None = None) -> None:
-        """Abort all requests."""
         assert request_id is None
         for request in self._waiting:
             request.end(FinishKind.ABORT)
@@ -285,7 +283,6 @@ class TickEngine(_WithoutWeights):
     resume = health = pause
 
     async def load(self) -> EngineLoad:
-        """Return how many requests there are."""
         return EngineLoad(running=len(self._waiting), waiting=0)
 
     async def tick(self, number: int) -> None:

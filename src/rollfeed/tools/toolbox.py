@@ -69,14 +69,12 @@ class LimitedToolbox:
         return name in self._tools and self._tools[name].is_idempotent
 
     def fitted(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | ToolFailure:
-        """Return arguments as a tool takes them, or why the call cannot be made."""
         if name not in self._tools:
             return ToolFailure(f"there is no tool {name!r:.80}; {suggestion(name, self._tools)}")
         fitted = fit_arguments(self._tools[name].parameters, arguments)
         return ToolFailure(f"{name}: {fitted}") if isinstance(fitted, str) else fitted
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer | ToolFailure:
-        """Make a call within its time limit, and return what it gave, cut to the limit of its length."""
         tool = self._tools[name]
         task = asyncio.create_task(self._answer(tool, arguments), name=f"tool {name}")
         # A tool may not let itself be cancelled: then it is left, and not waited for before the end.

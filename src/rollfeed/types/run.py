@@ -129,7 +129,6 @@ class Requeued(Ending):
 
     @property
     def waiting(self) -> Group:
-        """The group as it waits."""
         return replace(self.group, rollouts=self.kept or ())
 
 

@@ -56,7 +56,6 @@ class ViewServer:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     def application(self) -> web.Application:
-        """Return the routes."""
         application = web.Application(middlewares=[_kept_apart])
         application.router.add_get("/", self._page)
         for name in ASSETS:

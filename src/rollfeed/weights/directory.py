@@ -147,7 +147,6 @@ class WeightDirectory:
             self._refused[look] = _Refusal(why, number, time.monotonic() + waits)
 
     def probe(self, folder: Path) -> WeightProbe | None:
-        """Return what the publisher says of a few texts with the weights of a folder; None where it does not."""
         try:
             return read_probe(folder)
         except CheckpointError:  # it was whole when it was found, and is being removed

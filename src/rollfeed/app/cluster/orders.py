@@ -34,11 +34,9 @@ class KeptTurn(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, rollout_id: int, turn: Turn) -> KeptTurn:
-        """Return a turn as it is sent."""
         return cls(rollout_id, *encode_turn(turn))
 
     def read(self) -> Turn:
-        """Return the turn."""
         return decode_turn(self.kind, self.turn)
 
 

@@ -177,7 +177,6 @@ class RolloutWorker:
         await self._engine.pause()
 
     async def resume(self) -> None:
-        """Go on after :meth:`pause`."""
         await self._engine.resume()
 
     async def score(self, texts: Sequence[NDArray[np.int32]]) -> Mapping[str, NDArray[np.float64]]:
@@ -185,11 +184,9 @@ class RolloutWorker:
         return dict(await self._engine.score(texts))
 
     async def load(self) -> EngineLoad:
-        """Return how many requests run and wait."""
         return await self._engine.load()
 
     async def health(self) -> None:
-        """Return when the engine can serve, as :meth:`rollfeed.protocols.Engine.health`."""
         await self._engine.health()
 
     async def _answer(self, order: AnswerGroup) -> None:

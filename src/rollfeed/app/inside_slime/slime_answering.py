@@ -156,7 +156,6 @@ class SlimeAnswering(Scorer):
         return experts if before is None else np.concatenate([before, experts[len(before) :]])
 
     async def _ask(self, function: Any, sample: Any, request: RolloutRequest) -> Any:
-        """Have their function answer."""
         if self.gate.is_closed:
             sample.status = type(sample).Status("aborted")
             return sample

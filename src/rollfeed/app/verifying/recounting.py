@@ -30,7 +30,6 @@ class GroupRecount:
         self._before = LedgerCounts()
 
     def step(self, record: StepRecord, batch: TrainBatch, dropped: Sequence[Dropped]) -> None:
-        """Recount one step."""
         self._found.num_samples += len(batch.samples)
         self._check_account(record, batch, dropped)
         self._check_metrics(record, batch)

@@ -107,7 +107,6 @@ class RunProcess(CommandProcess):
         return self.num_steps() > num_steps
 
     def batch_file(self, step: int) -> Path:
-        """Return where the batch of a step is."""
         return self.out / "batches" / f"step-{step:06d}.parquet"
 
     def is_committing(self, step: int, *, instant: float) -> bool:

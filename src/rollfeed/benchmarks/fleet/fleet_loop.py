@@ -157,14 +157,12 @@ class _Transport(asyncio.Transport):
         self.abort()
 
     def abort(self) -> None:
-        """Close at once, both ends."""
         if not self._is_closing:
             self._is_closing = True
             self._loop.call_soon(self._lose)
             self._loop.call_soon(self.peer._end)
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or is being closed."""
         return self._is_closing
 
     def pause_reading(self) -> None:

@@ -39,7 +39,6 @@ class RequestPictures(NamedTuple):
 
     @property
     def content_hashes(self) -> tuple[str, ...]:
-        """The hash of each picture, in order."""
         return tuple(each.content_hash for each in self.seen)
 
     def is_picture(self, num_tokens: int) -> NDArray[np.bool_]:

@@ -72,7 +72,6 @@ class Counters:
     """Versions published from here."""
 
     def totals(self) -> Mapping[str, float]:
-        """Return all of them by name."""
         return {name: float(value) for name, value in asdict(self).items()}
 
 
@@ -88,7 +87,6 @@ class UpdateCosts:
     """Moved to the servers, all together."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return all of them by name."""
         return {
             #: engine/weights_prepare_seconds: of the last update, seconds in which servers prepared while they served
             "weights_prepare_seconds": self.prepare_seconds,

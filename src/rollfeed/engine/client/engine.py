@@ -206,7 +206,6 @@ class ServerEngine(Engine):
         await self.weights.pause()
 
     async def resume(self) -> None:
-        """Go on after :meth:`pause`."""
         self._check_open()
         await self.weights.resume()
 

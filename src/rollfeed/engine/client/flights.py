@@ -222,7 +222,6 @@ class Worker:
 
     @property
     def num_requests(self) -> int:
-        """Requests that were sent to it from here and have not ended."""
         return len(self.flights)
 
     @property

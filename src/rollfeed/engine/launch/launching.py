@@ -127,7 +127,6 @@ class ServerLauncher:
         return bool(server.ends) and not server.is_down.is_set()
 
     async def close(self) -> None:
-        """End all servers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -200,7 +200,6 @@ class EmbeddedEngine(Engine):
         await self._thread.set_paused(True, first=first[mode])
 
     async def resume(self) -> None:
-        """Go on after :meth:`pause`."""
         self._check_open()
         await self._thread.set_paused(False)
 
@@ -298,7 +297,6 @@ class EmbeddedEngine(Engine):
         return self._backend.num_running
 
     async def load(self) -> EngineLoad:
-        """Return how many requests run and wait."""
         running = min(self._backend.num_running, self._num_requests)
         return EngineLoad(running, self._num_requests - running)
 

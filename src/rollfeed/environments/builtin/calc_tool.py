@@ -69,7 +69,6 @@ class CalcTool:
         return EnvironmentStep(state=state, messages=({"role": "user", "content": told},))
 
     def give_up(self, state: Mapping[str, Any]) -> Verdict:
-        """Return reward 0."""
         return no_answer("number")
 
 

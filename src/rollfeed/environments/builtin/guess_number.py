@@ -78,7 +78,6 @@ class GuessNumber(Styled):
         return EnvironmentStep(state=state, messages=({"role": "user", "content": told},))
 
     def give_up(self, state: Mapping[str, Any]) -> Verdict:
-        """Return reward 0."""
         return Verdict(reward=0.0, correct=Correct.NO, detail=f"{state['number']} was not guessed")
 
 

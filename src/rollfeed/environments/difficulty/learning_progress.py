@@ -63,7 +63,6 @@ class LearningProgressPolicy(FixedPolicy):
         return fast
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the level and all averages."""
         averages = {str(level): list(of) for level, of in sorted(self._averages.items())}
         return {**super().state_dict(), "num_new": self._num_new, "averages": averages}
 

@@ -35,7 +35,6 @@ class FixedPolicy(DifficultyPolicy):
         """Change nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the level."""
         return {"level": self.level}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -73,7 +72,6 @@ class RlvePolicy(FixedPolicy):
         return accuracy
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the level and the counts."""
         return {**super().state_dict(), "num_judged": self._num_judged, "num_correct": self._num_correct}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

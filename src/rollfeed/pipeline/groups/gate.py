@@ -37,7 +37,6 @@ class EngineGate:
 
     @property
     def policy_version(self) -> int:
-        """The engine's current version."""
         return self._engine.policy_version
 
     @property
@@ -83,7 +82,6 @@ class EngineGate:
             self._limits = replace(self._limits, newest_version=version)
 
     async def abort_all(self) -> None:
-        """Abort what is at the engine."""
         await self._engine.abort()
 
     def _aborted(self, num_prompt_tokens: int) -> Completion:

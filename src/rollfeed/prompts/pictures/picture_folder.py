@@ -71,7 +71,6 @@ class PictureFolder:
         return picture
 
     def has(self, picture: Picture) -> bool:
-        """Whether the bytes of a picture can be read."""
         return self._found(picture) is not None or picture.content_hash in self._origins
 
     def read(self, picture: Picture) -> bytes:

@@ -82,7 +82,6 @@ class ModelPictures:
     def expand(
         self, token_ids: NDArray[np.int32], pictures: Sequence[Picture], *, is_prompt: bool = True
     ) -> NDArray[np.int32]:
-        """Return tokens in which each placeholder has become the tokens of its picture; as the protocol says."""
         self._processor()
         places = np.flatnonzero(token_ids == self._mark_id)[: None if is_prompt else len(pictures)]
         if len(places) != len(pictures):
@@ -102,7 +101,6 @@ class ModelPictures:
         return np.concatenate([*pieces, token_ids[end:]]).astype(np.int32, copy=False)
 
     def locate(self, token_ids: NDArray[np.int32], pictures: Sequence[Picture]) -> tuple[PlaceholderRange, ...]:
-        """Return where each picture is; as the protocol says."""
         found, end = list[PlaceholderRange](), 0
         for index, picture in enumerate(pictures):
             tokens = self._tokens_of(picture)
@@ -128,7 +126,6 @@ class ModelPictures:
             return self._uris.get(picture.content_hash, lambda: _data_uri(picture.media_type, self.store.read(picture)))
 
     def noise(self, picture: Picture) -> str:
-        """Return a picture of noise of the same size."""
         pixels = np.random.default_rng(0).integers(0, 256, (picture.height, picture.width, 3), np.uint8)
         return _data_uri("image/png", as_png(import_pil().fromarray(pixels))[1])
 

@@ -89,7 +89,6 @@ class JudgeClient:
         """Times of the requests of the last minute, where they are limited."""
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._http.__aexit__()
 
     async def ask(self, body: dict[str, Any]) -> Any:

@@ -93,7 +93,6 @@ class Judge:
         return self.settings.compares_group
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.close()
 
     def problem(self, label: Any, metadata: Mapping[str, Any]) -> str | None:

@@ -39,7 +39,6 @@ class Panel:
         return next((found for judge in self.judges if (found := judge.problem(label, metadata))), None)
 
     async def __call__(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Verdict:
-        """Return the verdict on one response."""
         return self._together(await all_at_once(judge(response, label, metadata) for judge in self.judges))
 
     async def compare(self, responses: Sequence[str], label: Any, metadata: Mapping[str, Any]) -> list[Verdict]:

@@ -72,7 +72,6 @@ class RewardServer:
         self._seconds = 0.0
 
     def application(self) -> web.Application:
-        """Return the web application."""
         application = web.Application(client_max_size=self._max_body_bytes)
         application.add_routes(
             [

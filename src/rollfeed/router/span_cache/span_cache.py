@@ -175,7 +175,6 @@ class SpanCache:
         }
 
     def use(self) -> SpanCacheUse:
-        """Return what it holds and has done."""
         tree = self._tree
         held = (tree.num_bytes, tree.num_tokens, tree.num_nodes, tree.num_evicted_tokens)
         return SpanCacheUse(*held, self._num_rewritten, self._num_reused_tokens, self._num_kept, self._num_not_kept)

@@ -92,7 +92,6 @@ class Exchange:
             self._connection.send([b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"])
 
     def end_stream(self) -> None:
-        """Finish a stream."""
         self._end([b"0\r\n\r\n"])
 
     def reset(self, parts: Sequence[Part] = (), *, fraction: float = 0.0) -> None:

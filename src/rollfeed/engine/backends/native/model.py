@@ -149,11 +149,9 @@ class NativeModel:
         return draws
 
     def copy_positions(self, donor: int, slot: int, start: int, end: int) -> None:
-        """Give ``slot`` the donor's keys and values of positions ``start`` to ``end``."""
         self._library.rf_copy_positions(self.handle, donor, slot, start, end)
 
     def erase(self, slot: int) -> None:
-        """Set a slot's keys and values to zero."""
         self._library.rf_erase_slot(self.handle, slot)
 
     def take_milliseconds(self) -> Mapping[str, float]:

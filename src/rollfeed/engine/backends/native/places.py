@@ -55,7 +55,6 @@ class NativeWeights:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights, by name."""
         return {name: place.shape for name, place in self._places.items()}
 
     def load(self, tensors: Mapping[str, Any], *, complete: bool = False) -> None:

@@ -64,7 +64,6 @@ class TorchWeights:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all weights, by name."""
         return {name: tuple(tensor.shape) for name, tensor in self.by_name.items()}
 
     @property
@@ -131,12 +130,10 @@ class KeyValues:
         return cls(keys=_lazy_zeros(shape, device, dtype), values=_lazy_zeros(shape, device, dtype))
 
     def copy_positions(self, donor: int, slot: int, start: int, end: int) -> None:
-        """Give ``slot`` the donor's keys and values of positions ``start`` to ``end``."""
         for tensor in (self.keys, self.values):
             tensor[:, slot, :, start:end] = tensor[:, donor, :, start:end]
 
     def erase(self, slot: int) -> None:
-        """Set a slot's keys and values to zero."""
         self.keys[:, slot] = 0.0
         self.values[:, slot] = 0.0
 

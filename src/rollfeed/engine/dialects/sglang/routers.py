@@ -36,14 +36,12 @@ class SGLangRouter:
         return found
 
     async def add(self, worker_address: str) -> None:
-        """Let a worker have requests; raises as :meth:`workers`."""
         if self._list_path == _OLD:
             await self._change("POST", f"/add_worker?url={quote(worker_address, safe='')}")
         else:
             await self._change("POST", _NEW, {"url": worker_address})
 
     async def remove(self, worker_address: str) -> None:
-        """Keep requests from a worker, if it is listed; raises as :meth:`workers`."""
         router_id = (await self.workers()).get(worker_address)
         if router_id is None:
             return

@@ -32,7 +32,6 @@ class DeltaReceiver:
         self._tasks: set[asyncio.Task[HeldVersion]] = set()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the endpoints."""
         return [web.get(HELD_PATH, self.tell), web.post(PREPARE_PATH, self.prepare)]
 
     async def tell(self, _request: web.Request) -> web.Response:
