@@ -338,7 +338,7 @@ def _parts(config: RolloutConfig, made: Functions, engine: Engine, spill: Spill 
         placement=_placement(config),
         publisher=publisher,
         weights=_weight_follower(config, publisher),
-        reward_metrics=made.services.judges.take_metrics,
+        reward_metrics=made.services.judges.counts.take,
         new_runner=partial(RemoteRunner, engine.workers) if isinstance(engine, ClusterEngine) else GroupRunner,
     )
 

@@ -66,11 +66,8 @@ def with_flags_as_source(words: Sequence[str]) -> list[str]:
             own += [word, *([next(rest, "")] if word == "--out" else [])]
         elif word != "--":
             flags.append(word if word.startswith("--") or "--" in word else shlex.quote(word))
-    return [*own, *(["--", " ".join(flags)] if any("--" in word for word in flags) else map(_unquoted, flags))]
-
-
-def _unquoted(word: str) -> str:
-    return shlex.split(word)[0]
+    line = " ".join(flags)
+    return [*own, *(["--", line] if any("--" in word for word in flags) else shlex.split(line))]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -72,18 +72,14 @@ class Dialogues:
     """The conversations of a tokenizer, by tools and variables of the template; those that are used stay."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known: OrderedDict[bytes, Dialogue] = OrderedDict()
         self._pieces = TextPieces(tokenizer)
-
-    def are_of(self, tokenizer: Tokenizer) -> bool:
-        """Whether they are a tokenizer's."""
-        return tokenizer is self._tokenizer
 
     @property
     def syntax(self) -> CallSyntax:
         """The way in which the policy writes calls."""
-        return call_syntax(self._tokenizer, CallFormat.AUTO)
+        return call_syntax(self.tokenizer, CallFormat.AUTO)
 
     def of(self, tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> tuple[bytes, Dialogue]:
         """Return the conversations with these tools and variables of the template, and their digest."""
@@ -92,7 +88,7 @@ class Dialogues:
             self._known.move_to_end(manner)
         else:
             self._known[manner] = Dialogue(
-                self._tokenizer,
+                self.tokenizer,
                 tools=tools or None,
                 template_kwargs=template_kwargs or None,
                 syntax=self.syntax,

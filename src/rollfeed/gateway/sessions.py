@@ -105,7 +105,7 @@ class Sessions:
         ``key`` of its agent one is made that nobody can guess.
         """
         self._check_room()
-        if not self._dialogues.are_of(policy.tokenizer):
+        if self._dialogues.tokenizer is not policy.tokenizer:
             self._dialogues = Dialogues(policy.tokenizer)
         number, self._next_number = self._next_number, self._next_number + 1
         session = Session(

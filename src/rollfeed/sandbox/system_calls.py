@@ -68,8 +68,8 @@ def seccomp_filter(machine: str = "") -> bytes:
     if found is None:
         return b""
     place, architecture = found
-    code = [_instruction(_LOAD, _ARCHITECTURE_AT), *_unless_equal(architecture, errno.ENOSYS)]
-    code += [_instruction(_LOAD, _NUMBER_AT)]
+    code = [_instruction(_LOAD, _ARCHITECTURE_AT), _instruction(_JUMP_IF_EQUAL, architecture, 1, 0)]
+    code += [_instruction(_RETURN, _ERRNO | errno.ENOSYS), _instruction(_LOAD, _NUMBER_AT)]
     code += _if(_JUMP_IF_AT_LEAST, _FIRST_UNKNOWN, errno.ENOSYS)  # those of x32 as well
     for numbers in _MISSING.values():
         code += _if(_JUMP_IF_EQUAL, numbers[place], errno.ENOSYS)
@@ -107,10 +107,6 @@ def _argument(place: int) -> bytes:
 
 def _if(jump: int, value: int, error: int) -> list[bytes]:
     return [_instruction(jump, value, 0, 1), _instruction(_RETURN, _ERRNO | error)]
-
-
-def _unless_equal(value: int, error: int) -> list[bytes]:
-    return [_instruction(_JUMP_IF_EQUAL, value, 1, 0), _instruction(_RETURN, _ERRNO | error)]
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

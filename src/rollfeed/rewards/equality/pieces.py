@@ -128,7 +128,7 @@ def _changes(
         if below == above:
             continue
         for _ in range(_BISECTIONS):
-            middle = _short((low + high) / 2)
+            middle = ((low + high) / 2).limit_denominator(10**50)  # near it, and of few enough digits
             found = sign(middle)
             if found == below:
                 low = middle
@@ -137,11 +137,6 @@ def _changes(
                 if found == 0:
                     break
         yield high
-
-
-def _short(value: Fraction) -> Fraction:
-    """Return a number near a fraction of few enough digits."""
-    return value.limit_denominator(10**50)
 
 
 def _is_of_pieces(node: Node) -> bool:

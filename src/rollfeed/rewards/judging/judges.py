@@ -58,10 +58,6 @@ class Judges:
         """Return why each could judge no answer by a label and metadata, by its ``rm_type``."""
         return {rm_type: judge.problem for rm_type, judge in self.by_rm_type.items()}
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return the metrics of what was asked since the last call."""
-        return self.counts.take()
-
     async def __aenter__(self) -> Judges:
         """Ask each judge for one token. Raises ConfigError if one does not answer as it has to."""
         judges = {judge.name: judge for each in self.by_rm_type.values() for judge in each.judges}

@@ -92,7 +92,7 @@ class ServingForm:
             if stored is not None and stored.dtype == _FP8:
                 scale = self.scale_of(name)
                 found |= {name: stored, scale: self._served[scale]}
-            elif stored is not None and stored.dtype in TYPES and _is_floating(tensor):
+            elif stored is not None and stored.dtype in TYPES and "float" in str(tensor.dtype):
                 found[name] = stored
             else:
                 found[name] = TensorHeader(shape, _format_type(tensor))
@@ -253,10 +253,6 @@ class ServingForm:
 def head_of(embedding: str) -> str:
     """Return the name of the output head that embeddings of this name may be tied to; other names are as they are."""
     return _EMBEDDING.sub(r"\1lm_head.weight", embedding)
-
-
-def _is_floating(tensor: Any) -> bool:
-    return "float" in str(tensor.dtype)
 
 
 def _format_type(tensor: Any) -> str:
