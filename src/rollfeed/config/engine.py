@@ -53,7 +53,7 @@ class Purpose(StrEnum):
 class SGLangSettings(ServerSettings, resume=Resume.FREE):
     """SGLang servers: give `workers`, `router` or `[engine.launch]`; the tokenizer is that of `model.checkpoint`."""
 
-    workers: tuple[Address, ...] = Field(default=(), strict=False)
+    workers: Annotated[tuple[Address, ...], AfterValidator(checked_addresses)] = Field(default=(), strict=False)
     """Addresses of the servers, for example `["http://10.0.0.5:30000"]`; requests go to the least busy one."""
     router: Address | None = None
     """Address of a router in front of the servers; aborts and weights go to the servers that it lists."""
@@ -81,11 +81,6 @@ class SGLangSettings(ServerSettings, resume=Resume.FREE):
     @property
     def most_concurrency(self) -> int:
         return self.concurrency or self.max_concurrency
-
-    @field_validator("workers", mode="after")
-    @classmethod
-    def _workers_differ(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
-        return checked_addresses(workers)
 
     @model_validator(mode="after")
     def _fits_together(self) -> SGLangSettings:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rollfeed.config.prompts import Template
+from rollfeed.config.sampling import TopK
 from rollfeed.config.section import Resume, Section
 from rollfeed.protocols import AnswerMarker, PromptPreprocessor
 
@@ -28,7 +29,7 @@ class EvalKeys(Section):
     """By default `sampling.rollout_temperature`; 0 takes the likeliest token."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, strict=False)
     """By default `sampling.rollout_top_p`."""
-    top_k: int | None = Field(default=None, ge=-1, le=10_000_000)
+    top_k: TopK | None = Field(default=None, ge=-1, le=10_000_000)
     """By default `sampling.rollout_top_k`."""
     max_response_len: int | None = Field(default=None, ge=1, le=10_000_000)
     """Tokens of a response; by default `sampling.rollout_max_response_len`."""
@@ -64,13 +65,6 @@ class EvalKeys(Section):
     """As in `[[prompts.datasets]]`."""
     system_prompt: str | None = Field(default=None, min_length=1)
     """As in `[[prompts.datasets]]`."""
-
-    @field_validator("top_k")
-    @classmethod
-    def _top_k_not_zero(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise ValueError("0 keeps no token: use -1 to keep all")
-        return value
 
 
 class EvalColumnKeys(EvalKeys):

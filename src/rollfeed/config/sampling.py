@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rollfeed.config.section import Resume, Section
 from rollfeed.types import SamplingParams
 
 _LARGEST_SAMPLING_MASK = 4096
 """What SGLang returns at most, unless it is told otherwise."""
+
+
+def _keeps_tokens(top_k: int) -> int:
+    if top_k == 0:
+        raise ValueError("0 keeps no token: use -1 to keep all")
+    return top_k
+
+
+TopK: TypeAlias = Annotated[int, AfterValidator(_keeps_tokens)]
 
 
 class SamplingSettings(Section, resume=Resume.ANSWERS):
@@ -18,7 +29,7 @@ class SamplingSettings(Section, resume=Resume.ANSWERS):
     """Above 0: a greedy policy has no distribution to train."""
     rollout_top_p: float = Field(default=1.0, gt=0.0, le=1.0, strict=False)
     """Nucleus sampling; 1 is off."""
-    rollout_top_k: int = Field(default=-1, ge=-1, le=10_000_000)
+    rollout_top_k: TopK = Field(default=-1, ge=-1, le=10_000_000)
     """Keep the k likeliest tokens; -1 is off."""
     rollout_max_response_len: int = Field(default=128, ge=1, le=10_000_000)
     """Tokens of a response."""
@@ -76,13 +87,6 @@ class SamplingSettings(Section, resume=Resume.ANSWERS):
             "repetition_penalty": self.repetition_penalty != 1.0,
         }
         return tuple(f"sampling.{name} = {getattr(self, name)}" for name, is_set in restricts.items() if is_set)
-
-    @field_validator("rollout_top_k")
-    @classmethod
-    def _top_k_not_zero(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("0 keeps no token: use -1 to keep all")
-        return value
 
     @field_validator("rollout_stop")
     @classmethod
