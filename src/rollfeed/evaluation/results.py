@@ -210,10 +210,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def log_record(result: EvalResult, *, step: int, first: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a line of eval.jsonl: the numbers, the change since ``first``, and the right answers to each prompt.
 
-    Args:
-        result: What was found.
-        step: Batches trained on before it.
-        first: The line of the first evaluation; None where this is it.
+    ``first`` is the line of the first evaluation; None where this is it.
     """
     record: dict[str, Any] = {"step": step, **result.summary()}
     record["prompts"] = {each.name: {"digest": _digest(each), "right": list(each.right_P)} for each in result.sets}

@@ -51,9 +51,7 @@ class AgentPlayer:
 
     The gateway is there while a rollout is under way.
 
-    Args:
-        settings: Of the agent; files of its command are paths already.
-        function: The agent, where it is one.
+    Files of the command in ``settings`` are paths already.
     """
 
     def __init__(self, settings: AgentSettings, function: AgentFn | None) -> None:

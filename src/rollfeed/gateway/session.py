@@ -96,9 +96,7 @@ class Session:
     def restore(self, records: Sequence[Replied], *, is_asked_again: bool) -> None:
         """Take the turns of an earlier process.
 
-        Args:
-            records: In their order.
-            is_asked_again: Whether the agent begins anew, so that each is there when it has been asked for again.
+        ``is_asked_again`` says whether the agent begins anew, so that each is there when it has been asked for again.
         """
         self._next_number = max((record.number + 1 for record in records), default=0)
         by_number: dict[int, Turn] = {}

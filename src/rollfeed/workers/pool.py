@@ -149,13 +149,8 @@ class WorkerPool:
     ) -> Any:
         """Call a plain function in a worker and return its result as JSON values.
 
-        The deadline counts from the call's turn. A cancelled call's process is killed, unless it had no turn yet.
-
-        Args:
-            function_path: ``package.module.function`` or ``module:name``; never of ``__main__``.
-            args: JSON values; tuples arrive as lists.
-            deadline_seconds: After this long the process is killed.
-            cached: Whether the result of an equal earlier call will do.
+        It is named as ``package.module.function`` or ``module:name``; tuples arrive as lists. At the deadline the
+        process is killed; that of a cancelled call, too, unless it had no turn yet.
 
         Raises:
             ConfigError: If the processes cannot be started.

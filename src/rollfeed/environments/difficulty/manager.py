@@ -57,9 +57,7 @@ class DifficultyManager:
     def choose(self, number: int, *, hardest: Mapping[str, int | None]) -> tuple[str, int]:
         """Return the environment and the level of draw ``number``.
 
-        Args:
-            number: Of the draw.
-            hardest: The environments that can be drawn from, at least one, each with the hardest level that can be.
+        ``hardest`` are the environments that can be drawn from, at least one, each with the hardest level that can be.
         """
         weights = {
             name: _LEAST_SHARE + (1 - _LEAST_SHARE) * self.environments[name].spread if self._weight_by_spread else 1.0
