@@ -69,15 +69,8 @@ class TrainingView:
     ) -> None:
         """Take what is shown and where.
 
-        Args:
-            console: Lines go there, and the curves below them where it is a terminal.
-            name: Of the run.
-            num_batches: That the run will have trained on.
-            rollout_batch_size: Groups of a batch.
-            read_curves: Gives the curves as they are now.
-            is_live: Keep curves current where there is a terminal; else only lines are printed.
-            has_rewards: Whether answers are scored; else nothing is said of rewards.
-            clock: Gives seconds.
+        ``is_live`` keeps curves current where there is a terminal; else only lines are printed. Without ``has_rewards``
+        nothing is said of rewards.
         """
         self._console = console
         self._name = name

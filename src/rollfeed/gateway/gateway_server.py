@@ -48,16 +48,13 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class GatewayServer:
     """Answers agents and operators.
 
-    ``token`` is the operators'; empty where the address is enough. Agents reach it under ``address``, by default the
-    one that the opener of a session did. A body has ``reading_seconds`` to come.
+    ``token`` is the operators'; empty where the address is enough. Agents reach it under the address under which the
+    opener of a session did. A body has ``reading_seconds`` to come.
     """
 
-    def __init__(
-        self, sessions: Sessions, *, token: str = "", address: str = "", reading_seconds: float = 120.0
-    ) -> None:
+    def __init__(self, sessions: Sessions, *, token: str = "", reading_seconds: float = 120.0) -> None:
         self._sessions = sessions
         self._token = token
-        self._address = address
         self._reading_seconds = reading_seconds
         self._body_bytes: dict[str, int] = {}
         """That each session has on the way."""
@@ -212,8 +209,8 @@ class GatewayServer:
             raise ApiError("metadata must be an object", param="metadata")
         about = {"metadata": metadata or {}, "label": body.get("label")}
         opened = self._sessions.open(about, session_id=session_id)
-        address = self._address or f"{request.scheme}://{request.host}"
-        return _json({"id": opened.session.session_id, **addresses(address, opened.key)})
+        found = addresses(f"{request.scheme}://{request.host}", opened.key)
+        return _json({"id": opened.session.session_id, **found})
 
     async def _show(self, request: web.Request) -> web.Response:
         self._check_operator(request)

@@ -2,16 +2,14 @@
 
 from rollfeed.routing.adaptive_limit import AdaptiveLimit, Throughput, Window
 from rollfeed.routing.affinity import Affinity, belonging, current_affinity
-from rollfeed.routing.chooser import Choice, Chooser, HasLoad, RoutingSettings, ServerLoadView
-from rollfeed.routing.prefix_tree import PrefixMatch, PrefixTree
+from rollfeed.routing.chooser import Chooser, HasLoad, RoutingSettings, ServerLoadView
+from rollfeed.routing.prefix_tree import PrefixTree
 
 __all__ = [
     "AdaptiveLimit",
     "Affinity",
-    "Choice",
     "Chooser",
     "HasLoad",
-    "PrefixMatch",
     "PrefixTree",
     "RoutingSettings",
     "ServerLoadView",

@@ -1,6 +1,6 @@
 """The run directory: what a run keeps, and how it is read again."""
 
-from rollfeed.store.journal import RunRecord, RunStatus
+from rollfeed.store.journal import RunStatus
 from rollfeed.store.reader import FoundGroup, RunReader
 from rollfeed.store.run_directory import Rewind, RunDirectory
 from rollfeed.store.step_log import StepRecord
@@ -13,7 +13,6 @@ __all__ = [
     "Rewind",
     "RunDirectory",
     "RunReader",
-    "RunRecord",
     "RunStatus",
     "StepRecord",
     "question_of",

@@ -2,7 +2,7 @@
 
 from rollfeed.weights.bucket import WeightBucket
 from rollfeed.weights.checkpoints import check_complete, version_of
-from rollfeed.weights.directory import Ignored, WeightDirectory
+from rollfeed.weights.directory import WeightDirectory
 from rollfeed.weights.proof import Scores, compare
 from rollfeed.weights.proving import EngineProof
 from rollfeed.weights.publishing import Publisher
@@ -14,7 +14,6 @@ __all__ = [
     "TRANSPORTS",
     "DiskTransport",
     "EngineProof",
-    "Ignored",
     "Publisher",
     "Scores",
     "ServingForm",

@@ -3,7 +3,7 @@
 from rollfeed.pipeline.groups.failures import FailureBudget
 from rollfeed.pipeline.groups.gate import EngineGate
 from rollfeed.pipeline.groups.group_runner import GroupPlan, GroupRunner
-from rollfeed.pipeline.groups.step_clock import Activity, StepClock
+from rollfeed.pipeline.groups.step_clock import Activity
 
 __all__ = [
     "Activity",
@@ -11,5 +11,4 @@ __all__ = [
     "FailureBudget",
     "GroupPlan",
     "GroupRunner",
-    "StepClock",
 ]
