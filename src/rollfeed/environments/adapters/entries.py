@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 class Namespace(NamedTuple):
     """A namespace of environments."""
 
-    module: str
-    """In this package: its ``environment`` takes a name and returns what is of it. Imports what it adapts."""
+    environment: str
+    """Its class, which takes a name, and the module of this package that it is in and that imports what it adapts."""
     summary: str
     """Of an environment, after its name."""
     extra: str | None = None
@@ -38,11 +38,11 @@ class Namespace(NamedTuple):
 
 
 ADAPTERS = {
-    "nemo": Namespace("nemo_gym", "a resources server of NeMo-Gym"),
-    "openenv": Namespace("open_env", "a server of OpenEnv", is_served=True),
-    "vf": Namespace("verifiers_tasks", "a taskset of verifiers", "verifiers", "verifiers"),
+    "nemo": Namespace("nemo_gym:NemoGymEnvironment", "a resources server of NeMo-Gym"),
+    "openenv": Namespace("open_env:OpenEnvEnvironment", "a server of OpenEnv", is_served=True),
+    "vf": Namespace("verifiers_tasks:VerifiersEnvironment", "a taskset of verifiers", "verifiers", "verifiers"),
     "rg": Namespace(
-        "reasoning_gym",
+        "reasoning_gym:ReasoningGymEnvironment",
         "of reasoning-gym",
         "reasoning-gym",
         "reasoning_gym",
@@ -50,7 +50,14 @@ ADAPTERS = {
         r"^(?:DATASET_NAME *= *|register_dataset\( *)[\"'](\w+)[\"']",
         without=("composite",),
     ),
-    "rlve": Namespace("rlve_gym", "of RLVE-Gym", "rlve", "Gym", "environments/__init__.py", r"[\"'](\w+)[\"'] *: *\w+"),
+    "rlve": Namespace(
+        "rlve_gym:RlveEnvironment",
+        "of RLVE-Gym",
+        "rlve",
+        "Gym",
+        "environments/__init__.py",
+        r"[\"'](\w+)[\"'] *: *\w+",
+    ),
 }
 """By namespace."""
 
@@ -64,7 +71,7 @@ class AdapterEntry(NamedTuple):
     @property
     def value(self) -> str:
         """The import path of what returns it."""
-        return f"{__package__}.{ADAPTERS[self.name.partition('/')[0]].module}:environment"
+        return f"{__package__}.{ADAPTERS[self.name.partition('/')[0]].environment}"
 
     @property
     def summary(self) -> str:

@@ -79,11 +79,6 @@ class NemoGymEnvironment:
         return Verdict.graded(reward >= params["right_at"], reward=reward)
 
 
-def environment(name: str) -> NemoGymEnvironment:
-    """Return the environment of a name."""
-    return NemoGymEnvironment(name)
-
-
 @cache
 def _rows(path: str) -> Sequence[str]:
     if not path:

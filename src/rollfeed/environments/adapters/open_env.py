@@ -191,11 +191,6 @@ class OpenEnvEnvironment:
             await asyncio.sleep(_WAIT_SECONDS)
 
 
-def environment(name: str) -> OpenEnvEnvironment:
-    """Return the environment of a name."""
-    return OpenEnvEnvironment(name)
-
-
 def _action(key: str, response: str) -> dict[str, Any]:
     if key:
         return {key: response}

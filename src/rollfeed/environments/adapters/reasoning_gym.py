@@ -137,8 +137,3 @@ class ReasoningGymEnvironment:
 
 def _numbers(text: str) -> list[str]:
     return sorted(re.findall("[0-9]+", text))
-
-
-def environment(name: str) -> ReasoningGymEnvironment:
-    """Return the environment of a name. Raises KeyError if there is none."""
-    return ReasoningGymEnvironment(name)

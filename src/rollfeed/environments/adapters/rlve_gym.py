@@ -146,8 +146,3 @@ class RlveEnvironment:
             verdict = verify({"environment": self._name, "config": params}, response)
         assert isinstance(verdict.reward, float)
         return replace(verdict, reward=(verdict.reward + 1.0) / 2.0, detail=f"RLVE-Gym: {verdict.reward:g}")
-
-
-def environment(name: str) -> RlveEnvironment:
-    """Return the environment of a name. Raises KeyError if there is none."""
-    return RlveEnvironment(name)

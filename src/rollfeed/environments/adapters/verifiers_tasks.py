@@ -104,8 +104,3 @@ class VerifiersEnvironment:
 @lru_cache(maxsize=8)
 def _changed(name: str, parameters: str) -> VerifiersEnvironment:
     return VerifiersEnvironment(name, json.loads(parameters))
-
-
-def environment(name: str) -> VerifiersEnvironment:
-    """Return the environment of a module. Raises ConfigError if it cannot be loaded."""
-    return VerifiersEnvironment(name)
