@@ -137,20 +137,10 @@ class LineLogged(msgspec.Struct, array_like=True, frozen=True, tag="logged"):
 Order = AnswerGroup | CancelGroup | AbortRequests
 _OfAttempt = RolloutGenerated | RolloutFailed | TurnWritten | GroupEnded
 Event = _OfAttempt | IsolationFound | JudgesAsked | WorkerMetrics | OutputWritten | LineLogged
-_ORDERS = msgspec.msgpack.Decoder(list[Order])
-_EVENTS = msgspec.msgpack.Decoder(list[Event])
+read_orders = msgspec.msgpack.Decoder(list[Order]).decode
+read_events = msgspec.msgpack.Decoder(list[Event]).decode
 
 
 def pack(messages: Iterable[Order] | Iterable[Event]) -> bytes:
     """Return messages as bytes."""
     return msgspec.msgpack.encode(list(messages))
-
-
-def read_orders(packed: bytes) -> list[Order]:
-    """Return the orders that were packed."""
-    return _ORDERS.decode(packed)
-
-
-def read_events(packed: bytes) -> list[Event]:
-    """Return the events that were packed."""
-    return _EVENTS.decode(packed)
