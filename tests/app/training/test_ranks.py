@@ -366,13 +366,12 @@ def test_what_else_a_training_may_have_is_that_of_one_process(
 
 
 @pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
-def test_compiled_layers_are_those_of_one_process(
+def test_compiled_layers_are_those_of_one_process_that_compiles_nothing(
     tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
 ) -> None:
-    changed = {"train": {"compile": True}, "rollout": {"num_rollout": 2}}
-    train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
-    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+    rollout = {"num_rollout": 2}
+    train(spec_for(tmp_path, tiny_checkpoint, train={"compile": True}, rollout=rollout), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", rollout=rollout))
 
 
 @pytest.mark.soak

@@ -304,7 +304,7 @@ def _check_adapter(settings: Settings, checkpoint: Path) -> None:
         raise ConfigError(
             f"train.lora: the weights of model.checkpoint = {settings.model.checkpoint!r} are random and stay so, and "
             "no adapter gets as far as train.warm_up asks: warm up without train.lora, and name the folder model/ of "
-            "that run as model.checkpoint"
+            "that run as model.checkpoint, without [train.warm_up]"
         )
     # They import PyTorch, which takes seconds.
     from rollfeed.model_files.loading import empty_model
