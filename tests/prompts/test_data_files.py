@@ -283,8 +283,9 @@ def test_a_file_is_checked_before_its_columns(load: Load, tmp_path: Path) -> Non
     assert "cannot be read" in refusal(load, tmp_path / "a.csv.gz", input_key="zzz")
     for name in ("state.json", "dataset_dict.json"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / name).write_text("{}")
-        assert "cannot be read, as of a data set that `datasets` saved" in refusal(load, tmp_path / name)
+        for text in ("{}", "[" * 100_000):
+            (tmp_path / name / name).write_text(text)
+            assert "cannot be read, as of a data set that `datasets` saved" in refusal(load, tmp_path / name)
     (tmp_path / "a.arrow").write_bytes(b"\xff\xff\xff\xffnot arrow")
     assert "cannot be read" in refusal(load, tmp_path / "a.arrow", input_key="zzz")
     path = tmp_path / "a.jsonl.gz"

@@ -181,7 +181,7 @@ def _saved(path: Path, key: str) -> list[Any]:
     """Return what `datasets` wrote under a key."""
     try:
         return list(json.loads(path.read_text(encoding="utf-8"))[key])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read, as of a data set that `datasets` saved: {error!r:.200}") from error
 
 
