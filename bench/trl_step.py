@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-GOAL_RATIO = 2.5
+GOAL_RATIO = 4.0
 PACKAGES = ("torch", "transformers", "numpy")
 TRL_PACKAGES = ("trl", "accelerate", "datasets", *PACKAGES)
 SOURCE = Path(__file__).resolve().parents[1] / "src"

@@ -8,8 +8,7 @@ The passes are compared with how fast their matrix products could be, measured a
 computed. Counted are the products of the linear layers and of the head, forward and backward: with N rows in, ``(N, I)
 @ (I, O)`` for the outputs, ``(N, O) @ (O, I)`` for the gradient of the inputs and ``(O, N) @ (N, I)`` for that of the
 weights, so ``6 * N * I * O`` operations a layer. Not counted are embedding, attention, norms, activations, softmax and
-loss. What is measured are plain products of float32 arrays of these shapes by the same library with as many threads,
-written into arrays that are there already.
+loss. What is measured are plain products of float32 arrays of these shapes by the same library with as many threads.
 
 Axes: N rows, I inputs and O outputs of a layer.
 """
@@ -35,6 +34,7 @@ from rollfeed.config import EngineSettings, RolloutConfig, RolloutSettings, Samp
 from rollfeed.config.optimizer import OptimizerSettings
 from rollfeed.config.train import TrainPrecision, TrainSettings
 from rollfeed.errors import CheckpointError
+from rollfeed.model_files.products import product
 from rollfeed.pipeline import Observers, Rollouts
 from rollfeed.protocols import PromptSource, Tokenizer
 from rollfeed.training.objective import TrainReport
@@ -300,14 +300,13 @@ def _shape(weight: torch.Tensor) -> tuple[int, int]:
 
 def _seconds(shape: tuple[int, int], num_rows: int) -> float:
     num_outputs, num_inputs = shape
-    inputs_NI, outputs_NO = torch.rand(num_rows, num_inputs), torch.rand(num_rows, num_outputs)
+    inputs_NI, gradient_NO = torch.rand(num_rows, num_inputs), torch.rand(num_rows, num_outputs)
     weight_OI = torch.rand(num_outputs, num_inputs)
-    gradient_NO, gradient_NI, gradient_OI = torch.rand_like(outputs_NO), inputs_NI.clone(), weight_OI.clone()
     times = []
     for _ in range(1 + _REPETITIONS):
         started = time.perf_counter()
-        torch.mm(inputs_NI, weight_OI.t(), out=outputs_NO)
-        torch.mm(gradient_NO, weight_OI, out=gradient_NI)
-        torch.mm(gradient_NO.t(), inputs_NI, out=gradient_OI)
+        product(inputs_NI, weight_OI.t())
+        product(gradient_NO, weight_OI)
+        product(gradient_NO.t(), inputs_NI)
         times.append(time.perf_counter() - started)
     return median(times[1:])
