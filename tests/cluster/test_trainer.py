@@ -43,9 +43,9 @@ def spec_for(folder: Path, checkpoint: Path, **changed: dict[str, Any]) -> RunSp
             "checkpoint_interval": 2,
             "threads": 1,
             "optimizer": {"learning_rate": 0.01},
-            "loss": {"kl_coefficient": 0.1},
+            "loss": {"kl_coefficient": 0.1, "reward_kl_coefficient": 0.1, "reference_refresh_interval": 3},
         },
-        "reward": {"override_environments": True, "functions_in_workers": False},
+        "reward": {"override_environments": True, "functions_in_workers": False, "overlong": {"cache": 10}},
         "plugins": {"reward": "trainer_elsewhere_reward:score"},
         "cluster": {"kind": "ray", "num_workers": 1, "startup_timeout_seconds": 60},
     }
@@ -187,7 +187,7 @@ def test_a_batch_that_fails_after_an_update_leaves_no_state_to_save(
         batch = reader.batch(0)
     advantages = np.where(np.arange(len(batch.samples)) < 2, [1.0, -1.0] * 3, np.nan).astype(np.float32)
     broken = replace(batch, advantages_S=advantages)
-    spec = spec_for(tmp_path, tiny_checkpoint, train={"num_minibatches": 3})
+    spec = spec_for(tmp_path, tiny_checkpoint, train={"num_minibatches": 3, "loss": {"kl_coefficient": 0.1}})
 
     def fail(trainer: RemoteTrainer, host: HereHost) -> None:
         with pytest.raises(RunFailedError, match="not finite"):

@@ -29,7 +29,7 @@ TREES: dict[str, dict[str, Any]] = {
             "warm_up": {"stop_accuracy": 0.5},
             "micro_batch_tokens": 4096,
             "activation_checkpointing": True,
-            "loss": {"kl_coefficient": 0.1, "reference_refresh_interval": 2},
+            "loss": {"kl_coefficient": 0.1, "reward_kl_coefficient": 0.1, "reference_refresh_interval": 2},
         },
         "eval": {"environments": [{"id": "core/copy_text"}]},
         "reward": {"functions": {"mine": "module:function"}, "overlong": {"cache": 50}},

@@ -13,6 +13,7 @@ import torch
 from rollfeed import testing
 from rollfeed.config.train import TrainSettings
 from rollfeed.protocols import LossFn
+from rollfeed.training.reference import LessKL
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Group, Prompt, Rollout, Sample, TrainBatch
 
@@ -121,6 +122,7 @@ def make_trainer(tiny_checkpoint: Path) -> Callable[..., Trainer]:
         reference: Path | None = None,
         num_batches: int = 10,
         loss_function: LossFn | None = None,
+        advantages_less_kl: LessKL | None = None,
         **settings: Any,
     ) -> Trainer:
         values = {"device": "cpu", "threads": 1, "optimizer": {"learning_rate": 1e-2}, **settings}
@@ -134,6 +136,7 @@ def make_trainer(tiny_checkpoint: Path) -> Callable[..., Trainer]:
             num_batches=num_batches,
             max_response_length=16,
             loss_function=loss_function,
+            advantages_less_kl=advantages_less_kl,
         )
 
     return make

@@ -11,6 +11,7 @@ Axes: G rollouts of a group, S samples of a group, N samples of a batch, R respo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from rollfeed.conversations.pairs import PAIR
 from rollfeed.errors import RunFailedError
 from rollfeed.faults import blaming, complaint
 from rollfeed.protocols import AdvantageFn
-from rollfeed.types import REWARD_TOLERANCE, Advantages, Group, are_equal
+from rollfeed.types import REWARD_TOLERANCE, Advantages, Group, Sample, are_equal
 
 _SETTING = "plugins.advantage"
 _LARGEST = np.finfo(np.float32).max
@@ -58,7 +59,7 @@ def batch_advantages(
             scale = _one_over_std(rewards_G) if settings.divide_by_std else 1.0
             advantages_G = group_mean_advantages(rewards_G) * scale
         per_group.append(group.advantages_of_samples(advantages_G, scale=scale, reward_key=reward_key))
-    return _float32(per_group)
+    return as_float32(per_group)
 
 
 def equal_advantages(rewards_G: NDArray[np.float64], *, group: Group) -> NDArray[np.float64]:
@@ -111,18 +112,48 @@ def _whitened(groups: Sequence[Group], *, has_baseline: bool, reward_key: str | 
         num_tokens += group.trained_tokens if counts else 0
         for sample in group.samples:
             weights.append(float(sample.loss_mask.sum()) if counts and not sample.remove_sample else 0.0)
-    values_N, weights_N = np.concatenate([np.zeros(0), *values]), np.array(weights)
-    if num_tokens < 2 or are_equal(values_N[weights_N > 0]):
-        return np.zeros(len(values_N), np.float32)
-    mean = np.average(values_N, weights=weights_N)
-    spread = np.ptp(values_N)  # squares of what it divides do not overflow
-    variance = np.average(((values_N - mean) / spread) ** 2, weights=weights_N) * num_tokens / (num_tokens - 1)
-    scale = 1.0 / (spread * variance**0.5 + REWARD_TOLERANCE)
-    return _float32(
+    mean, scale = whitening(np.concatenate([np.zeros(0), *values]), np.array(weights), num_tokens=num_tokens)
+    if scale == 0.0:
+        return np.zeros(sum(map(len, values)), np.float32)
+    return as_float32(
         [
             np.zeros_like(values_S) if has_baseline and are_equal(values_S) else (values_S - mean) * scale
             for values_S in values
         ]
+    )
+
+
+def whitening(values_N: NDArray[np.float64], weights_N: NDArray[np.float64], *, num_tokens: int) -> tuple[float, float]:
+    """Return the mean of values by their weights, and 1 / deviation, estimated with ``num_tokens`` - 1.
+
+    Both are 0 where there are fewer than two tokens, and the latter where all values are equal.
+    """
+    if num_tokens < 2:
+        return 0.0, 0.0
+    mean = np.average(values_N, weights=weights_N)
+    if are_equal(values_N[weights_N > 0]):
+        return float(mean), 0.0
+    spread = np.ptp(values_N)  # squares of what it divides do not overflow
+    variance = np.average(((values_N - mean) / spread) ** 2, weights=weights_N) * num_tokens / (num_tokens - 1)
+    return float(mean), float(1.0 / (spread * variance**0.5 + REWARD_TOLERANCE))
+
+
+def with_added(groups: Sequence[Group], added_N: NDArray[np.float64], *, reward_key: str | None) -> tuple[Group, ...]:
+    """Return groups with something added to the reward of each sample, given in their order."""
+    left = iter(added_N.tolist())
+
+    def changed(sample: Sample) -> Sample:
+        value = sample.get_reward_value(reward_key) + next(left)
+        if isinstance(sample.reward, dict):
+            return replace(sample, reward={**sample.reward, str(reward_key): value})
+        return replace(sample, reward=value)
+
+    return tuple(
+        replace(
+            group,
+            rollouts=tuple(replace(each, samples=tuple(map(changed, each.samples))) for each in group.rollouts),
+        )
+        for group in groups
     )
 
 
@@ -161,7 +192,7 @@ def _joined(
     """Return the advantages of all groups: one a token for all samples where a group has them so."""
     numbers = [each for each in per_group if isinstance(each, np.ndarray)]
     if len(numbers) == len(per_group):
-        return _float32(numbers)
+        return as_float32(numbers)
     rows = [row for each in per_group for row in each]
     samples = [sample for group in groups for sample in group.samples]
     return tuple(
@@ -190,7 +221,8 @@ def _one_over_std(rewards_G: NDArray[np.float64]) -> float:
     return 1.0 / (spread * float((rewards_G / spread).std(ddof=1)) + REWARD_TOLERANCE)
 
 
-def _float32(per_group: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
+def as_float32(per_group: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
+    """Return advantages behind one another; raises RunFailedError if one is too large."""
     advantages_N = np.concatenate([np.zeros(0), *per_group])
     if not (np.abs(advantages_N) <= _LARGEST).all():
         raise RunFailedError("an advantage is too large for float32: rewards are too far apart; scale them down")

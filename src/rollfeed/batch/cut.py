@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rollfeed.batch.advantages import batch_advantages
+from rollfeed.batch.advantages import batch_advantages, with_added
 from rollfeed.batch.guard_rails import guard_rails
 from rollfeed.batch.teacher_advantages import teacher_metrics, with_teacher
 from rollfeed.config import StalenessPolicy
@@ -90,21 +90,9 @@ class OverlongPenalty:
         over = sample.response_length - (self.length - self.cache)
         return -self.factor * min(over / self.cache, 1.0) if over > 0 else 0.0
 
-    def of(self, groups: Sequence[Group]) -> NDArray[np.float32]:
+    def of(self, groups: Sequence[Group]) -> NDArray[np.float64]:
         """Return the penalty of every sample. ``(S,)``."""
-        return np.array([self(sample) for group in groups for sample in group.samples], np.float32)
-
-    def applied(self, group: Group, *, reward_key: str | None) -> Group:
-        """Return the group with penalties in its rewards."""
-
-        def penalised(sample: Sample) -> Sample:
-            value = sample.get_reward_value(reward_key) + self(sample)
-            if isinstance(sample.reward, dict):
-                return replace(sample, reward={**sample.reward, str(reward_key): value})
-            return replace(sample, reward=value)
-
-        rollouts = [replace(each, samples=tuple(map(penalised, each.samples))) for each in group.rollouts]
-        return replace(group, rollouts=tuple(rollouts))
+        return np.array([self(sample) for group in groups for sample in group.samples], np.float64)
 
 
 def cut_batch(
@@ -136,8 +124,8 @@ def cut_batch(
     num_removed = _num_removed(ordered)
     if mask_truncated:
         ordered = tuple(_without_truncated(group) for group in ordered)
-    rewarded = ordered if overlong is None else [overlong.applied(group, reward_key=reward_key) for group in ordered]
     penalties_S = None if overlong is None else overlong.of(ordered)
+    rewarded = ordered if penalties_S is None else with_added(ordered, penalties_S, reward_key=reward_key)
     metrics = batch_metrics(ordered, reward_key=reward_key, policy_version=policy_version)
     if penalties_S is not None:
         #: rollout/overlong_penalty_mean: mean penalty of long responses, where `[reward.overlong]` is set
@@ -156,7 +144,7 @@ def cut_batch(
         policy_version=policy_version,
         groups=ordered,
         advantages_S=advantages_S,
-        penalties_S=penalties_S,
+        penalties_S=None if penalties_S is None else penalties_S.astype(np.float32),
         metrics=metrics,
     )
     return BatchCut(batch=batch, masked_tokens=by_age.masked_tokens)

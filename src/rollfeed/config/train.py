@@ -142,6 +142,12 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """Weight of the divergence from the reference, which is the model as training found it unless
     `reference_checkpoint` names another; 0 needs no reference in memory.
     """
+    reward_kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
+    """What is taken from rewards for each nat of that divergence, before advantages are computed, which the trainer
+    then does anew (verl's `use_kl_in_reward`, slime's `--kl-coef`; docs/training.md says how by estimator).
+    """
+    reward_kl_estimator: KLEstimator = Field(default=KLEstimator.K1, strict=False)
+    """Of that: `k1`, whose sum over a response has no bias, `k2` or `k3`; see `kl_estimator`."""
     entropy_coefficient: float = Field(default=0.0, ge=0.0, le=1e6, strict=False)
     """Weight of the entropy of what predicts each trained token, which is taken off its loss: above 0 answers stay
     different (A3C, arXiv:1602.01783, section 4). Groups of equal rewards then bring a gradient, too.
@@ -156,7 +162,7 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
     """
     reference_checkpoint: Annotated[str | None, Resume.MODEL] = Field(default=None, min_length=1)
     """The reference, as `model.checkpoint` names a model, with the same vocabulary; a warm-up does not change it. Used
-    where `kl_coefficient` is above 0, and by `function`.
+    where `kl_coefficient` or `reward_kl_coefficient` is above 0, and by `function`.
     """
     reference_refresh_interval: int = Field(default=0, ge=0, le=1_000_000)
     """Batches after which the reference becomes the policy as it is then, and again after as many (slime's
@@ -178,11 +184,18 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
             is_bounded = self.clip_low == self.clip_high or self.objective is Objective.CISPO
             object.__setattr__(self, "dual_clip", 0.0 if is_bounded else 3.0)  # it depends on others, and is frozen
         if self.reference_checkpoint is not None and not self.has_reference:
-            raise ValueError("reference_checkpoint has no effect with kl_coefficient = 0: raise it, or leave it out")
-        if self.reference_refresh_interval and not self.has_reference:
             raise ValueError(
-                "reference_refresh_interval has no effect with kl_coefficient = 0: raise that, or set it to 0"
+                "reference_checkpoint has no effect with kl_coefficient = 0 and reward_kl_coefficient = 0: raise one, "
+                "or leave it out"
             )
+        if self.reward_kl_estimator is KLEstimator.K3_PLUS:
+            raise ValueError(
+                "reward_kl_estimator = 'k3+' differs from k3 in its gradient, and rewards have none: set k3"
+            )
+        if self.reward_kl_estimator is not KLEstimator.K1 and not self.reward_kl_coefficient:
+            raise ValueError("reward_kl_estimator has no effect with reward_kl_coefficient = 0: raise that")
+        if self.reference_refresh_interval and not self.has_reference:
+            raise ValueError("reference_refresh_interval has no effect without a divergence: raise kl_coefficient")
         if self.reference_mixup_alpha != 1.0 and not self.reference_refresh_interval:
             raise ValueError("reference_mixup_alpha has no effect with reference_refresh_interval = 0: raise that")
         if 0.0 < self.dual_clip <= 1.0:
@@ -197,14 +210,19 @@ class LossSettings(Section, resume=Resume.ON_PURPOSE):
         return self
 
     @property
+    def has_divergence(self) -> bool:
+        """Whether the divergence from a reference counts, in the loss or in rewards."""
+        return self.kl_coefficient > 0 or self.reward_kl_coefficient > 0
+
+    @property
     def has_reference(self) -> bool:
         """Whether something compares with a reference."""
-        return self.kl_coefficient > 0 or (self.function is not None and self.reference_checkpoint is not None)
+        return self.has_divergence or (self.function is not None and self.reference_checkpoint is not None)
 
     @property
     def learns_without_advantage(self) -> bool:
         """Whether a sample whose advantage is 0 may bring a gradient."""
-        added = (self.kl_coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
+        added = (self.has_divergence, self.entropy_coefficient, self.router_aux_loss_coefficient)
         return any(added) or self.function is not None
 
 

@@ -232,7 +232,7 @@ def micro_batch_loss(
     """Return this micro-batch's part of its mini-batch's loss, a scalar with gradient.
 
     ``start_logprobs_T`` are the trainer's before the batch's first update, by default those of ``scored``;
-    ``reference_logprobs_T`` are needed where ``settings.kl_coefficient`` is above 0. ``tally`` takes what there is to
+    ``reference_logprobs_T`` are needed where ``settings.has_divergence``. ``tally`` takes what there is to
     tell. ``own`` is a function of the user's in the place of the clipped loss, told of ``policy_version``.
 
     Nothing here waits for the device, and nothing around it in a micro-batch but a check of transformers' own in passes
@@ -270,11 +270,11 @@ def micro_batch_loss(
     loss_T = loss_T if loss_T.ndim else torch.zeros_like(logprobs_T)
     if settings.entropy_coefficient:
         loss_T = loss_T - settings.entropy_coefficient * torch.where(mask_T != 0, scored.entropy_T, 0.0)
-    if reference_logprobs_T is not None and settings.kl_coefficient:
+    if reference_logprobs_T is not None and settings.has_divergence:
         kl_T = kl_penalty(
             logprobs_T, reference_logprobs_T=reference_logprobs_T, mask_T=mask_T, estimator=settings.kl_estimator
         )
-        #: train/reference_kl: divergence from the reference, where `train.loss.kl_coefficient` is above 0
+        #: train/reference_kl: divergence from the reference, where `train.loss` weighs it, in the loss or in rewards
         tally.add("reference_kl", kl_T, mask_T)
         loss_T = loss_T + settings.kl_coefficient * kl_T
     return (loss_T * arrays.weights_T).sum() + whole

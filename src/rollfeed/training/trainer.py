@@ -48,7 +48,7 @@ from rollfeed.training.packing import (
     split_into_minibatches,
 )
 from rollfeed.training.ranks import ALONE, Ranks, deal, pack_evenly, pass_figures, write_weights
-from rollfeed.training.reference import HeldReference
+from rollfeed.training.reference import HeldReference, LessKL, Minibatches, RewardKL
 from rollfeed.training.sharing import longest_tree, may_share_pictures
 from rollfeed.types import Sample, TrainBatch
 
@@ -65,7 +65,8 @@ class Trainer:
     The policy that is trained is the one at ``temperature``; ``num_batches`` of the whole run decide the learning rate,
     and ``max_response_length`` is the default of ``loss.constant_length``. ``reference`` is a folder of its own for the
     model that divergence is measured from; ``pictures`` is the model's processor of these, if it has one; ``ranks`` are
-    those that train together; ``loss_function`` is what ``loss.function`` names.
+    those that train together; ``loss_function`` is what ``loss.function`` names; ``advantages_less_kl`` makes the
+    advantages where ``loss.reward_kl_coefficient`` is above 0.
 
     Raises:
         CheckpointError: If the model cannot be loaded, or is none that can be trained on sampled tokens.
@@ -85,6 +86,7 @@ class Trainer:
         pictures: PictureProcessor | None = None,
         ranks: Ranks = ALONE,
         loss_function: LossFn | None = None,
+        advantages_less_kl: LessKL | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.step = 0
@@ -107,6 +109,8 @@ class Trainer:
         own = load(reference or checkpoint) if is_compared and (lora is None or is_given) else None
         held = partial(HeldReference, self._policy, own, settings=settings.loss, is_given=is_given)
         self._reference = held(is_spread=ranks.size > 1) if is_compared else None
+        is_rewarded = settings.loss.reward_kl_coefficient > 0
+        self._reward_kl = RewardKL(settings.loss, advantages_less_kl, ranks) if is_rewarded else None
         prepare_passes(self._policy, settings)
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, own, checkpoint=checkpoint, settings=settings)
@@ -160,7 +164,8 @@ class Trainer:
         tally = Tally()
         try:
             with self._policy.computing():
-                updates, skipped = self._updates(dealt, tally, step=batch.step)
+                parts, told = self._parts(dealt, batch)
+                updates, skipped = self._updates(parts, tally, step=batch.step)
         except torch.OutOfMemoryError as error:
             raise RunFailedError(
                 f"step {batch.step}: the GPU's memory is not enough for train.micro_batch_tokens = "
@@ -180,6 +185,7 @@ class Trainer:
             #: train/skipped_updates: updates that were left out, as not finite or without an advantage
             "skipped_updates": float(len(skipped)),
             **pass_figures(packed),
+            **told,
         }
         return TrainReport(
             step=batch.step,
@@ -196,15 +202,9 @@ class Trainer:
         Raises:
             ConfigError: If a sample does not fit ``micro_batch_tokens`` or the model.
         """
+        sequence = partial(sequence_of, advantage=1.0, pictures=self._policy.pictures)
         sequences = [
-            sequence_of(
-                sample,
-                sequence_id=number,
-                rollout_id=number,
-                family=sample.group_index,
-                advantage=1.0,
-                pictures=self._policy.pictures,
-            )
+            sequence(sample, sequence_id=number, rollout_id=number, family=sample.group_index)
             for number, sample in enumerate(samples)
             if sample.loss_mask.any()
         ]
@@ -289,18 +289,24 @@ class Trainer:
     def _part(self, micro_batch: MicroBatch, learns: bool) -> TrainedPart:
         with torch.no_grad():
             # With a single update the start is what that update's own pass says.
-            several = self._settings.updates_per_batch > 1
-            start_T = self._policy.score(micro_batch).logprobs_T if several else None
+            is_asked = self._settings.updates_per_batch > 1 or self._reward_kl is not None
+            start_T = self._policy.score(micro_batch).logprobs_T if is_asked else None
             reference_T = self._reference.logprobs(micro_batch) if self._reference else None
         return TrainedPart(micro_batch, learns, TokenArrays.of(micro_batch, self.device), start_T, reference_T)
 
+    def _parts(
+        self, packed: Sequence[Sequence[tuple[MicroBatch, bool]]], batch: TrainBatch
+    ) -> tuple[Minibatches, dict[str, float]]:
+        """Return what all updates of a batch have of it, and metrics."""
+        minibatches = [[self._part(*each) for each in minibatch] for minibatch in packed]
+        return (minibatches, {}) if self._reward_kl is None else self._reward_kl.applied(batch, minibatches)
+
     def _updates(
-        self, packed: Sequence[Sequence[tuple[MicroBatch, bool]]], tally: Tally, *, step: int
+        self, minibatches: Minibatches, tally: Tally, *, step: int
     ) -> tuple[list[dict[str, float]], list[str]]:
         """Make all updates of a batch; return the figures of each, and why others were left out."""
         updates: list[dict[str, float]] = []
         skipped: list[str] = []
-        minibatches = [[self._part(*each) for each in minibatch] for minibatch in packed]
         for _ in range(self._settings.num_epochs):
             for parts in minibatches:
                 update = self._update(parts, tally, step=step)

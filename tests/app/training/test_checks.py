@@ -55,6 +55,17 @@ def test_groups_of_one_are_left_to_functions_of_the_user(plugin: str) -> None:
     check_training(settings(rollout={"n_samples_per_prompt": 1}, plugins={plugin: "mine:function"}))
 
 
+def test_divergence_in_rewards_needs_an_estimator() -> None:
+    train = {"loss": {"reward_kl_coefficient": 0.1}}
+    check_training(settings(train=train))
+    with pytest.raises(ConfigError, match=r"of which plugins\.advantage makes advantages before the trainer knows"):
+        check_training(settings(train=train, plugins={"advantage": "mine:advantage"}))
+    teacher = {"checkpoint": "teacher"}
+    check_training(settings(train=train, teacher={**teacher, "use": "reward"}))
+    with pytest.raises(ConfigError, match=r"with teacher\.use = 'loss' advantages are the teacher's"):
+        check_training(settings(train=train, teacher=teacher))
+
+
 @pytest.mark.parametrize(("key", "value"), [("rollout_top_k", 1), ("rollout_top_p", 1e-9)])
 def test_answers_that_are_all_the_same_teach_nothing(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"sampling\.{key} = {value}: all answers to a prompt are the same"):

@@ -130,6 +130,13 @@ def test_columns_that_a_file_has_not_are_not_named(tmp_path: Path) -> None:
         ("--n-samples-per-prompt 1", "advantage.divide_by_std", False),
         ("--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl", "train.loss.kl_estimator", "k3"),
         ("--use-kl-loss --kl-loss-coef 0.01 --ref-update-interval 20", "train.loss.reference_refresh_interval", 20),
+        ("--advantage-estimator reinforce_plus_plus --kl-coef 0.1", "train.loss.reward_kl_coefficient", 0.1),
+        (
+            "--advantage-estimator reinforce_plus_plus --kl-coef 0.1 --kl-loss-type low_var_kl",
+            "train.loss.reward_kl_estimator",
+            "k3",
+        ),
+        ("--advantage-estimator grpo --kl-coef 0.1", "train.loss.reward_kl_coefficient", None),
         ("--use-tis --tis-clip 3", "train.loss.correction_high", 3.0),
         ("--eps-clip 0.1", "train.loss.clip_high", 0.1),
         ("--global-batch-size 16", "train.num_minibatches", 2),

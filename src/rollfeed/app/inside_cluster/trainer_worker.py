@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollfeed.app.model import load_settings_model
 from rollfeed.app.training.checks import not_computed
 from rollfeed.app.training.trainers import load_trainer, probes_of
@@ -14,7 +17,6 @@ from rollfeed.config import Settings
 from rollfeed.errors import COMPUTING_ERRORS, RunFailedError
 from rollfeed.store.codec import decode
 from rollfeed.types import Group, TrainBatch, WeightProbe
-from rollfeed.types.records import Advantages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,15 +48,13 @@ class TrainerWorker:
         """
         await self._do(self._open)
 
-    async def train_step(
-        self, step: int, policy_version: int, groups: list[bytes], advantages_S: Advantages
-    ) -> TrainReport:
+    async def train_step(self, *packed: Any) -> TrainReport:
         """Train on a batch, given as :func:`rollfeed.app.training.remote_trainer.packed_batch` returns it."""
-        batch = _read_batch(step, policy_version, groups, advantages_S)
+        batch = _read_batch(*packed)
         try:
             return await self._do(lambda: self._trainer.train_step(batch))
         except COMPUTING_ERRORS as error:
-            raise RunFailedError(not_computed(error, step=step)) from error
+            raise RunFailedError(not_computed(error, step=batch.step)) from error
 
     async def is_mid_batch(self) -> bool:
         """Return whether a batch failed after some of its updates."""
@@ -81,13 +81,11 @@ class TrainerWorker:
         await self._do(lambda: self._trainer.load_state_dict(state))
         return self._trainer.step
 
-    async def begin_probes(
-        self, precision: str, step: int, policy_version: int, groups: list[bytes], advantages_S: Advantages
-    ) -> WeightProbe | None:
+    async def begin_probes(self, precision: str, *packed: Any) -> WeightProbe | None:
         """Choose the texts that weights are proven by; return what is said of them now, None where there are none."""
         checkpoint = self._model.checkpoint
         self._probes = probes_of(self._settings, self._trainer, checkpoint=checkpoint, precision=precision)
-        batch = _read_batch(step, policy_version, groups, advantages_S)
+        batch = _read_batch(*packed)
         async with self._turn:
             return await self._probes.begin(batch)
 
@@ -129,11 +127,14 @@ class TrainerWorker:
             return await asyncio.to_thread(work)
 
 
-def _read_batch(step: int, policy_version: int, groups: list[bytes], advantages_S: Any) -> TrainBatch:
+def _read_batch(
+    step: int, policy_version: int, groups: list[bytes], advantages_S: Any, penalties_S: NDArray[np.float32] | None
+) -> TrainBatch:
     return TrainBatch(
         step=step,
         policy_version=policy_version,
         groups=tuple(decode(Group, each) for each in groups),
         advantages_S=advantages_S,
+        penalties_S=penalties_S,
         metrics={},
     )

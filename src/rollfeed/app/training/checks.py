@@ -1,16 +1,13 @@
-"""Checks a training before there is a batch, and says why a batch has changed nothing."""
+"""Checks a training before there is a batch, and batches before they are trained on."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import pickle
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from rollfeed.config import RolloutMode, Settings
 from rollfeed.config.advantage import AdvantageEstimator
@@ -20,16 +17,13 @@ from rollfeed.config.train import Correction, OldLogprobs, TrainKind
 from rollfeed.engine import TINY_MODEL, TINY_MOE_MODEL
 from rollfeed.errors import CheckpointError, ConfigError, in_one_line
 from rollfeed.model_files import find_config, has_weights
-from rollfeed.types import Correct, Prompt, TrainBatch, are_equal
+from rollfeed.types import Prompt, TrainBatch
 from rollfeed.weights import ServingForm, served_tensors
 
 _log = logging.getLogger(__name__)
 
 _ONE_TOKEN = 1e-7
 """The likeliest token has more, in any vocabulary: nucleus sampling keeps it alone."""
-EQUAL_REWARDS = "all groups had equal rewards"
-_FIRST_WARNING, _LATER_WARNINGS = 3, 10
-"""Batches in a row after which it is said, and how many lie between two later warnings."""
 
 
 def check_training(settings: Settings) -> None:
@@ -53,6 +47,7 @@ def check_training(settings: Settings) -> None:
         )
     _check_that_it_can_learn(settings)
     _check_ratios(settings)
+    _check_reward_kl(settings)
     _check_memory(settings)
     check_ranks(settings)
     if train.device not in ("auto", "cpu"):
@@ -229,6 +224,22 @@ def _check_ratios(settings: Settings) -> None:
         )
 
 
+def _check_reward_kl(settings: Settings) -> None:
+    """Refuse divergence in rewards where advantages are not those of an estimator, which the trainer asks again."""
+    teacher, what = settings.teacher, "train.loss.reward_kl_coefficient takes from rewards"
+    if settings.train.loss.reward_kl_coefficient == 0:
+        return
+    if settings.plugins.advantage:
+        raise ConfigError(
+            f"{what}, of which plugins.advantage makes advantages before the trainer knows the divergence: remove one "
+            "of them, or set train.loss.kl_coefficient"
+        )
+    if teacher is not None and teacher.use is TeacherUse.LOSS:
+        raise ConfigError(
+            f"{what}, and with teacher.use = 'loss' advantages are the teacher's: set train.loss.kl_coefficient instead"
+        )
+
+
 def tell_of_correction(settings: Settings) -> None:
     """Log what becomes of the difference between engine and trainer, where it is not plain on-policy training."""
     loss, mode, restrictions = settings.train.loss, settings.rollout.mode, settings.sampling.restrictions
@@ -358,42 +369,3 @@ def not_computed(error: BaseException, *, step: int) -> str:
         f"step {step}: it cannot be trained on: {in_one_line(error)}; where memory is short, lower "
         "train.micro_batch_tokens"
     )
-
-
-def why_no_update(batch: TrainBatch, *, reward_key: str | None, otherwise: str) -> str:
-    """Return why a batch brought no update; ``otherwise`` where its rewards and masks do not say."""
-    if not any(sample.loss_mask.any() and not sample.remove_sample for sample in batch.samples):
-        return "no token of the batch is trained on"
-    if any(map(np.any, batch.advantages_S)):
-        return otherwise
-    is_equal = all(are_equal(group.reward_values(reward_key)) for group in batch.groups)
-    return EQUAL_REWARDS if is_equal else "every advantage is 0"
-
-
-def warn_of_equal_rewards(num_in_a_row: int, batch: TrainBatch, settings: Settings) -> None:
-    """Say what helps when several batches in a row had nothing but equal rewards."""
-    since = num_in_a_row - _FIRST_WARNING
-    if since < 0 or since % _LATER_WARNINGS:
-        return
-    remedies = []
-    if not any(each.name == "reward_std" for each in settings.filters.dynamic_sampling):
-        remedies.append('add the filter reward_std ([[filters.dynamic_sampling]] name = "reward_std")')
-    remedies.append(f"raise sampling.rollout_temperature = {settings.sampling.rollout_temperature:g}")
-    levels = [f"{each.id} at level {each.level}" for each in settings.prompts.environments]
-    what = f"level ({', '.join(levels)})" if levels else "kind of prompts"
-    remedies.append(f"choose {_direction(batch)} {what}")
-    reward = batch.metrics["rollout/reward_mean"]
-    _log.warning(
-        "%d batches in a row changed nothing: %s (mean reward %.3f): %s",
-        num_in_a_row,
-        EQUAL_REWARDS,
-        reward,
-        ", or ".join(remedies),
-    )
-
-
-def _direction(batch: TrainBatch) -> str:
-    judged = Counter(rollout.verdict.correct for group in batch.groups for rollout in group.rollouts if rollout.verdict)
-    if judged[Correct.NO] and not judged[Correct.YES]:
-        return "an easier"
-    return "a harder" if judged[Correct.YES] and not judged[Correct.NO] else "another"

@@ -18,13 +18,7 @@ from pathlib import Path
 from rollfeed.app.build import PreparedRun
 from rollfeed.app.evaluation import PreparedEvaluation, evaluate, prepare_run_evaluation, tell_of_evaluation
 from rollfeed.app.runs import RunSummary, early_end, run
-from rollfeed.app.training.checks import (
-    EQUAL_REWARDS,
-    check_sampling_masks,
-    not_computed,
-    warn_of_equal_rewards,
-    why_no_update,
-)
+from rollfeed.app.training.checks import check_sampling_masks, not_computed
 from rollfeed.app.training.directory import (
     RecordLog,
     directory_problem,
@@ -38,6 +32,7 @@ from rollfeed.app.training.directory import (
     where_it_goes_on,
 )
 from rollfeed.app.training.exports import ModelExports
+from rollfeed.app.training.no_update import EQUAL_REWARDS, warn_of_equal_rewards, why_no_update
 from rollfeed.app.training.ranked_trainer import RankedTrainer
 from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
 from rollfeed.app.training.trainers import probes_of, trainer_of

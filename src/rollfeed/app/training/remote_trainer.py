@@ -146,4 +146,5 @@ class RemoteUpdates:
 
 def packed_batch(batch: TrainBatch) -> tuple[Any, ...]:
     """Return what the trainer needs of a batch, its groups as the run directory has them."""
-    return batch.step, batch.policy_version, [encode(group) for group in batch.groups], batch.advantages_S
+    groups = [encode(group) for group in batch.groups]
+    return batch.step, batch.policy_version, groups, batch.advantages_S, batch.penalties_S

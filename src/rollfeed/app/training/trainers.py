@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from rollfeed.app.training.directory import where_it_goes_on
 from rollfeed.app.training.ranked_trainer import RankedTrainer
 from rollfeed.app.training.remote_trainer import RemoteTrainer, RunTrainer
 from rollfeed.app.training.trained_checkpoints import TrainedCheckpoints, trained_checkpoints
+from rollfeed.batch import advantages_less_kl
 from rollfeed.cluster import Hosting, wanted_of_nodes
 from rollfeed.cluster.rank_group import RankGroup
 from rollfeed.cluster.ray_hosting import TRAINER, RayHosting, Resources
@@ -91,6 +93,9 @@ def load_trainer(
     if settings.sampling.restrictions and not settings.sampling.return_sampling_mask:
         # The engine's probabilities are then of another distribution, whatever it has seen.
         train = train.model_copy(update={"max_picture_mismatch_kl": 0.0})
+    reward_key, less_kl = settings.reward.reward_key, None
+    if train.loss.reward_kl_coefficient:
+        less_kl = partial(advantages_less_kl, settings=settings.advantage, reward_key=reward_key)
     make: type[Trainer] = Trainer
     if train.kind is TrainKind.REWARD_MODEL:
         make = RewardModelTrainer
@@ -104,6 +109,7 @@ def load_trainer(
         trust_remote_code=settings.model.trust_remote_code,
         pictures=pictures,
         loss_function=load_loss_function(train.loss.function, folders=folders),
+        advantages_less_kl=less_kl,
         **({} if ranks is None else {"ranks": ranks}),
     )
     if ranks is None:

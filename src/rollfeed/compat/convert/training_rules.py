@@ -109,15 +109,7 @@ def _loss(draft: Draft, at: str) -> None:
     elif estimator == "cispo":
         draft.put(f"{at}objective", "cispo", "advantage-estimator")
     draft.put(f"{at}dual_clip", draft.value("eps-clip-c") or 0.0, "eps-clip-c")
-    if draft.value("use-kl-loss") and draft.value("kl-loss-coef"):
-        draft.put(f"{at}kl_coefficient", draft.value("kl-loss-coef"), "use-kl-loss", "kl-loss-coef")
-        kind = draft.value("kl-loss-type")
-        draft.put(f"{at}kl_estimator", "k3" if kind == "low_var_kl" else kind, "kl-loss-type")
-        if draft.value("ref-update-interval"):
-            draft.put(f"{at}reference_refresh_interval", draft.value("ref-update-interval"), "ref-update-interval")
-    else:
-        for name in ("use-kl-loss", "kl-loss-coef", "kl-loss-type", "ref-update-interval"):
-            draft.leave(name, "without a weight (--use-kl-loss with --kl-loss-coef above 0) there is no divergence")
+    _divergence(draft, at, estimator)
     restricted = "sampling is restricted (--rollout-top-p, --rollout-top-k): its probabilities are not the trainer's"
     if draft.value("use-rollout-logprobs"):
         if draft.is_restricted:
@@ -154,3 +146,26 @@ def _routing(draft: Draft) -> None:
     elif draft.value(name):
         draft.put("sampling.return_routed_experts", True, name)
         draft.put("train.routing_replay", True, name)
+
+
+def _divergence(draft: Draft, at: str, estimator: str) -> None:
+    """Set the divergence from the reference: of the loss, or of rewards."""
+    of_loss = bool(draft.value("use-kl-loss") and draft.value("kl-loss-coef"))
+    of_rewards = bool(draft.value("kl-coef")) and estimator == "reinforce_plus_plus"
+    kind = "k3" if draft.value("kl-loss-type") == "low_var_kl" else draft.value("kl-loss-type")
+    if of_loss:
+        draft.put(f"{at}kl_coefficient", draft.value("kl-loss-coef"), "use-kl-loss", "kl-loss-coef")
+        draft.put(f"{at}kl_estimator", kind, "kl-loss-type")
+    if of_rewards:
+        draft.put(f"{at}reward_kl_coefficient", draft.value("kl-coef"), "kl-coef")
+        draft.put(f"{at}reward_kl_estimator", kind, "kl-loss-type")
+    else:
+        draft.leave("kl-coef", "it counts with --advantage-estimator reinforce_plus_plus; slime's grpo takes no notice")
+    without = "without a weight (--kl-coef, or --use-kl-loss with --kl-loss-coef above 0) there is no divergence"
+    for name in () if of_loss else ("use-kl-loss", "kl-loss-coef"):
+        draft.leave(name, without)
+    if not (of_loss or of_rewards):
+        draft.leave("kl-loss-type", without)
+        draft.leave("ref-update-interval", without)
+    elif draft.value("ref-update-interval"):
+        draft.put(f"{at}reference_refresh_interval", draft.value("ref-update-interval"), "ref-update-interval")
