@@ -97,7 +97,11 @@ def main() -> None:
             run = done.result()
             record["runs"].append(run)
             print(
-                {name: each for name, each in run.items() if name not in ("overrides", "curve", "change", "entropy")},
+                {
+                    name: each
+                    for name, each in run.items()
+                    if name not in ("overrides", "curve", "change", "entropy_of_every_tenth")
+                },
                 flush=True,
             )
             print([round(point["accuracy"], 3) for point in run["curve"]], flush=True)
@@ -135,7 +139,7 @@ def run_of(
         "checkpoint_bytes": sum(path.stat().st_size for path in newest.iterdir()),
         "moments_bytes": sum(moments),
         **bound,
-        "entropy": [round(step["train/entropy"], 4) for step in records(out / "train.jsonl")],
+        "entropy_of_every_tenth": [round(each["train/entropy"], 4) for each in records(out / "train.jsonl")[::10]],
         **json.loads(memory_file(out).read_text(encoding="utf-8")),
     }
 
