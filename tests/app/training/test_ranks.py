@@ -395,6 +395,32 @@ def test_replayed_experts_are_those_of_one_process(
 
 
 @pytest.mark.soak
+def test_balanced_experts_are_those_of_one_process_where_micro_batches_are(
+    tmp_path: Path, leaves_no_process: None
+) -> None:
+    """Each is one sequence here: the loss depends on what is computed together."""
+    made = TinyModelSettings(hidden_size=32, num_layers=2)
+    checkpoint = make_tiny_checkpoint(made, seed=1, cache_directory=tmp_path / "models", has_experts=True)
+    rows = [{"text": f"{number:030d}", "answer": str(number)} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data_set = {"path": "rows.jsonl", "input_key": "text", "label_key": "answer", "apply_chat_template": False}
+    changed: dict[str, Any] = {
+        "prompts": {"environments": [], "datasets": [data_set], "rollout_max_prompt_len": 30},
+        "train": {
+            "loss": {"router_aux_loss_coefficient": 0.3},
+            "share_prompts": False,
+            "micro_batch_tokens": 40,
+        },
+        "engine": {"context_length": 128},
+        "rollout": {"num_rollout": 6},
+        "reward": {"rm_type": None},
+    }
+    train(spec_for(tmp_path, checkpoint, **changed), tmp_path / "run")
+    check_equal(tmp_path / "run", trained_alone(tmp_path, checkpoint, tmp_path / "run", **changed))
+    assert all(each["train/router_aux_loss"] > 0 for each in records_of(tmp_path / "run"))
+
+
+@pytest.mark.soak
 def test_a_warm_up_evaluations_and_exports_are_those_of_one_process(
     tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
 ) -> None:
