@@ -15,6 +15,7 @@ import json
 import platform
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,35 @@ from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.tiny import tiny_checkpoint
 from rollfeed.model_files.expert_choices import Routers
 from rollfeed.prompts.tokenizer import load_tokenizer
+from rollfeed.protocols import Engine
 from rollfeed.testing import sample_of
 from rollfeed.training.trainer import Trainer
 from rollfeed.types import Sample, SamplingParams
 
+PARAMS = SamplingParams(max_new_tokens=1, return_routed_experts=True)
 
-def answers(checkpoint: Path, *, num_prompts: int, length: int) -> list[Sample]:
-    """Return what the embedded engine answers to prompts of a few tokens."""
-    engine = create_local_engine(
+
+def embedded(checkpoint: Path) -> Engine:
+    """Return the embedded engine on the CPU."""
+    return create_local_engine(
         checkpoint=checkpoint, tokenizer=load_tokenizer(checkpoint), threads=1, num_slots=8, context_length=512,
         deterministic=False, device="cpu",
     )  # fmt: skip
+
+
+def answers(engine: Engine, *, num_prompts: int, length: int) -> list[Sample]:
+    """Return what an engine answers to prompts of a few tokens."""
     random = np.random.default_rng(0)
     prompts = [random.integers(2, 40, 12).astype(np.int32) for _ in range(num_prompts)]
 
     async def main() -> list[Sample]:
         found = []
         async with engine:
-            for number, prompt in enumerate(prompts):
-                params = SamplingParams(max_new_tokens=length, seed=number, return_routed_experts=True)
-                made = await engine.generate(prompt, params, request_id=str(number))
+            asked = [
+                engine.generate(prompt, replace(PARAMS, max_new_tokens=length, seed=number), request_id=str(number))
+                for number, prompt in enumerate(prompts)
+            ]
+            for number, (prompt, made) in enumerate(zip(prompts, await asyncio.gather(*asked), strict=True)):
                 found.append(
                     sample_of(
                         prompt.tolist(), made.token_ids.tolist(), logprobs=made.logprobs, index=number,
@@ -60,19 +70,19 @@ def answers(checkpoint: Path, *, num_prompts: int, length: int) -> list[Sample]:
 
 def differing_choices(trainer: Trainer, samples: list[Sample]) -> float:
     """Return the share of tokens and layers for which the trainer would choose other experts than the engine."""
-    model = trainer.policy.model
+    model, device = trainer.policy.model, trainer.device
     routers = Routers(model)
     differ = []
     for sample in samples:
-        ids = torch.from_numpy(sample.token_ids[:-1].astype(np.int64))[None]
+        ids = torch.from_numpy(sample.token_ids[:-1].astype(np.int64))[None].to(device)
         dtype = trainer.policy.autocast
         with (
             torch.no_grad(),
-            torch.autocast("cpu", dtype=dtype, enabled=dtype is not None),
+            torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
             routers.watching() as chosen,
         ):
             model(input_ids=ids, use_cache=False)
-        own = np.sort(torch.stack(chosen, 1).numpy())
+        own = np.sort(torch.stack(chosen, 1).cpu().numpy())
         assert sample.routed_experts is not None
         theirs = np.sort(sample.routed_experts.numbers.reshape(own.shape))
         differ.append((own != theirs).any(axis=-1).reshape(-1))
@@ -94,22 +104,24 @@ def measured(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return one model's figures."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = tiny_checkpoint(TinyModelSettings(), seed=seed, cache_directory=Path(folder), has_experts=True)
-        row: dict[str, Any] = {"seed": seed}
-        samples = answers(checkpoint, num_prompts=arguments.prompts, length=arguments.length)
-        row["tokens"] = sum(each.response_length for each in samples)
-        for precision in ("bf16", "fp32"):
-            row[precision] = {}
-            for replays in (False, True):
-                settings = TrainSettings(device="cpu", threads=1, precision=precision, routing_replay=replays)
-                trainer = Trainer(
-                    checkpoint, settings=settings, temperature=1.0, num_batches=1, max_response_length=arguments.length
-                )
-                row[precision]["replayed" if replays else "own"] = mismatch(trainer, samples)
-                if not replays:
-                    row[precision]["differing_choices"] = differing_choices(trainer, samples)
-            own, replayed = row[precision]["own"]["k3"], row[precision]["replayed"]["k3"]
-            row[precision]["k3_own_over_replayed"] = own / max(replayed, 1e-30)
-        return row
+        samples = answers(embedded(checkpoint), num_prompts=arguments.prompts, length=arguments.length)
+        return {"seed": seed, **compared(checkpoint, samples, device="cpu")}
+
+
+def compared(checkpoint: Path, samples: list[Sample], *, device: str) -> dict[str, Any]:
+    """Return the figures of trainers in both precisions, with and without replay."""
+    row: dict[str, Any] = {"tokens": sum(each.response_length for each in samples)}
+    for precision in ("bf16", "fp32"):
+        row[precision] = {}
+        for replays in (False, True):
+            settings = TrainSettings(device=device, threads=1, precision=precision, routing_replay=replays)
+            trainer = Trainer(checkpoint, settings=settings, temperature=1.0, num_batches=1, max_response_length=1024)
+            row[precision]["replayed" if replays else "own"] = mismatch(trainer, samples)
+            if not replays:
+                row[precision]["differing_choices"] = differing_choices(trainer, samples)
+        own, replayed = row[precision]["own"]["k3"], row[precision]["replayed"]["k3"]
+        row[precision]["k3_own_over_replayed"] = own / max(replayed, 1e-30)
+    return row
 
 
 def main() -> None:

@@ -165,6 +165,7 @@ def server(folder: Path, arguments: argparse.Namespace) -> Iterator[str | None]:
         port = probe.getsockname()[1]
     words = ["--model-path", str(folder / "model"), "--host", "127.0.0.1", "--port", str(port)]
     words += ["--mem-fraction-static", str(arguments.memory), "--context-length", str(4 * arguments.length)]
+    words += getattr(arguments, "flags", [])
     log = arguments.output.with_suffix(".sglang.log").open("w")
     process = subprocess.Popen(
         [arguments.sglang, "-m", "sglang.launch_server", *words],
