@@ -20,6 +20,7 @@ from rollfeed.types import (
     FinishKind,
     FinishReason,
     Prompt,
+    RoutedExperts,
     Sample,
     SampleStatus,
     SamplingParams,
@@ -236,3 +237,18 @@ def test_x12_no_answer_to_another_prompt_or_of_an_unknown_version_is_taken(
         assert not is_true
     else:
         assert is_true
+
+
+def test_experts_are_asked_of_answers_that_have_ended() -> None:
+    """One that was aborted goes on from its tokens, whose experts come with the rest."""
+    params = replace(REQUEST.params, return_routed_experts=True)
+
+    def check_experts(made: Completion) -> None:
+        check_completion(made, num_prompt_tokens=3, params=params, limits=LIMITS)
+
+    check_experts(completion([4, 5], kind=FinishKind.ABORT))
+    with pytest.raises(EngineProtocolError, match="no routed_experts, which sampling"):
+        check_experts(completion([4, 99]))
+    check_experts(completion([4, 99], routed_experts=RoutedExperts.of(np.zeros((4, 2), np.int64))))
+    with pytest.raises(EngineProtocolError, match="routed_experts of 3 tokens, where 4 were computed"):
+        check_experts(completion([4, 99], routed_experts=RoutedExperts.of(np.zeros((3, 2), np.int64))))

@@ -17,7 +17,9 @@ from tests.training.test_routing_replay import CONFIGS
 from rollfeed.config import TinyModelSettings
 from rollfeed.engine.tiny import tiny_checkpoint as make_tiny_checkpoint
 from rollfeed.errors import ConfigError
+from rollfeed.model_files import read_headers
 from rollfeed.model_files.expert_choices import BalanceMeter, Routers
+from rollfeed.model_files.low_rank import AdaptedNames
 from rollfeed.training.supervised import Demonstration, SupervisedUpdates
 
 COEFFICIENT = 0.5
@@ -142,3 +144,19 @@ def test_models_without_such_routers_are_refused(make_trainer) -> None:
         BalanceMeter(model)
     with pytest.raises(ValueError, match="looks into routers: set compile = false"):
         make_trainer(**EVEN, compile=True)
+
+
+def test_adapters_of_a_mixture_are_of_the_layers_beside_its_experts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    given = CONFIGS["one layer without experts"]()
+    transformers.AutoModelForCausalLM.from_config(given).save_pretrained(tmp_path)
+    own = {"rank": 2, "alpha": 4}
+
+    def adapted(target_modules: list[str]) -> AdaptedNames:
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        return AdaptedNames(model, read_headers(tmp_path), target_modules=target_modules, **own)
+
+    names = {name.split(".")[-3] for name in adapted(["all-linear"]).adapter()}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(ConfigError, match="'gate_proj': is taken for a layer of experts, which are not adapted"):
+        adapted(["gate_proj", "up_proj", "down_proj"])

@@ -42,9 +42,14 @@ def check_targets(model: Any, target_modules: Sequence[str]) -> None:
     """
     if list(target_modules) == [_ALL_LINEAR]:
         return
-    modules, linear = dict(model.named_modules()), _linear_names(model)
+    modules, linear, is_mixture = dict(model.named_modules()), _linear_names(model), num_experts_of(model) is not None
     for target in target_modules:
         found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        if is_mixture and target.rpartition(".")[2] in _OF_EXPERTS:
+            raise ConfigError(
+                f"train.lora.target_modules: {target!r}: is taken for a layer of experts, which are not adapted, nor "
+                "are other layers of such names: leave it out"
+            )
         if not found or not found <= linear:
             there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             what = "the model has no such module" if not found else f"{min(found)} is none that is adapted"
@@ -103,11 +108,6 @@ class AdaptedNames(CheckpointNames):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             inject_adapter_in_model(self.config, model, _ADAPTER)
-        if not all(isinstance(layer.base_layer, torch.nn.Linear) for layer in adapted_layers(model)):
-            raise ConfigError(
-                "train.lora.target_modules: experts are not adapted, nor what is named as their layers are: leave "
-                f"{', '.join(sorted(_OF_EXPERTS))} out"
-            )
         super().__init__(model, stored)
         layers = {layer.base_layer.weight.data_ptr(): layer for layer in adapted_layers(model)}
         places = {tensor.data_ptr(): name for name, tensor in self.unchanged.items()}

@@ -72,6 +72,23 @@ def test_experts_are_those_of_all_tokens_but_the_last_as_slime_trains_with_them(
             assert (experts.flatten() == np.arange(experts.size) % 8).all()
 
 
+def test_what_a_resumed_sample_was_computed_with_before_stays(args: Namespace, source: Source) -> None:
+    args.use_rollout_routing_replay, args.num_layers, args.moe_router_topk = True, 2, 2
+    args.partial_rollout = True
+    group = source.get_samples(1)[0]
+    for sample in group:
+        sample.tokens = [*[ord(each) - 32 for each in sample.prompt], 1001, 1002]
+        sample.response, sample.response_length, sample.rollout_log_probs = "xy", 2, [-1.0, -2.0]
+        sample.weight_versions, sample.status = ["0"], type(sample).Status.ABORTED
+        sample.rollout_routed_experts = np.full((len(sample.tokens) - 1, 2, 2), 99, np.int32)
+    source.buffer.append(group)
+    for sample in generate_rollout(args, 0, source).samples[0]:
+        experts, num_before = sample.rollout_routed_experts, len(sample.prompt) + 1
+        assert experts.shape == (len(sample.tokens) - 1, 2, 2)
+        assert (experts[:num_before] == 99).all()
+        assert (experts[num_before:] < 8).all()
+
+
 def test_a_prompt_that_fills_the_context_is_answered_with_nothing(args: Namespace, source: Source) -> None:
     args.rollout_max_context_len = 30
     args.rollout_batch_size = args.over_sampling_batch_size = 1

@@ -107,17 +107,22 @@ sys.meta_path.append(EmptyModules())  # type: ignore[arg-type]
 
 
 class NothingPinned:
-    """Has PyTorch pin no memory once SGLang's adapters are imported, which ask for it without a GPU, too."""
+    """Has PyTorch pin no memory once SGLang's adapters are imported, which ask for it without a GPU, too.
+
+    What keeps the experts of tokens asks CUDA itself, and is told that it was done.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         del path, target
-        if name != "sglang.srt.lora.layers":
+        if name not in ("sglang.srt.lora.layers", "sglang.srt.state_capturer.base"):
             return
         import torch
 
         def unpinned(function: Any) -> Any:
             return lambda *args, pin_memory=False, **others: function(*args, **others)
 
+        done = staticmethod(lambda *_: 0)
+        torch.cuda.cudart = lambda: type("", (), {"cudaHostRegister": done, "cudaHostUnregister": done})
         torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
         torch.tensor, torch.empty, torch.zeros = map(unpinned, (torch.tensor, torch.empty, torch.zeros))
 
