@@ -67,6 +67,16 @@ def test_experts_are_read_from_int32_for_all_tokens_but_the_last(reply: Reply) -
             decode_reply(encoded(with_experts(content)), max_new_tokens=9)
 
 
+def test_experts_that_a_real_server_has_returned_are_read() -> None:
+    """SGLang 0.5.23 with --enable-return-routed-experts, of a Qwen3-MoE of three layers, eight experts, two a token."""
+    captured = json.loads((Path(__file__).parent / "experts_of_sglang.json").read_text())
+    routed = decode_reply(encoded(captured), max_new_tokens=9).routed_experts
+    assert routed is not None
+    assert (routed.num_tokens, routed.per_token, routed.width) == (10, 6, 1)
+    told = np.frombuffer(base64.b64decode(captured["meta_info"]["routed_experts"]), "<i4")
+    assert routed.numbers.flatten().tolist() == told.tolist()
+
+
 def test_log_probabilities_are_those_among_what_was_kept_where_that_is_asked_for(reply: Reply) -> None:
     mask = {"output_token_sampling_mask": [[9, 4], [5]], "output_token_sampling_logprobs": [-0.25, 0.0]}
     content = encoded(reply([4, 5], **mask, output_token_sampling_mask_length=2))
