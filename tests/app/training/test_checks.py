@@ -203,6 +203,10 @@ def test_prompts_with_images_are_for_models_that_see(tiny_checkpoint: Path, tmp_
     shown = [replace(each, images=(Picture.from_text("a.png"),)) for each in run.dataset_prompts]
     with pytest.raises(ConfigError, match="a/0 has images, and the model that is trained takes text only"):
         check_trained_prompts(run.settings, shown, run.model.checkpoint, takes_pictures=False)
+    several = run.settings.train.model_copy(update={"num_processes": 2})
+    settings = run.settings.model_copy(update={"train": several})
+    with pytest.raises(ConfigError, match="a/0 has images, which several processes are not trained on"):
+        check_trained_prompts(settings, shown, run.model.checkpoint, takes_pictures=True)
 
 
 def test_samples_longer_than_the_trained_model_takes_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:

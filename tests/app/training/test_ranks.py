@@ -23,16 +23,17 @@ from torch import Tensor
 from rollfeed import app
 from rollfeed.app.build import prepare
 from rollfeed.app.training import trainers
-from rollfeed.app.training.checks import check_training
+from rollfeed.app.training.checks import check_ranks, check_training
 from rollfeed.app.training.trainers import make_trainer
 from rollfeed.cluster import HostDiedError, rank_group
 from rollfeed.cluster.rank_group import RankGroup
 from rollfeed.cluster.rank_process import log_of
 from rollfeed.config import ClusterKind, RunSpec, Settings, TinyModelSettings
 from rollfeed.config.engine import SGLangSettings
+from rollfeed.config.launch import LaunchSettings
 from rollfeed.config.train import TrainKind
 from rollfeed.engine.tiny import tiny_checkpoint as make_tiny_checkpoint
-from rollfeed.errors import ConfigError
+from rollfeed.errors import ConfigError, RunFailedError
 from rollfeed.store import RunReader
 from rollfeed.store.json_text import read_records
 from rollfeed.store.layout import CHECKPOINTS, EXPORTS, MODEL, TRAIN_LOG, WARM_UP, WARM_UP_LOG
@@ -58,6 +59,11 @@ import torch
 from rollfeed.app.inside_cluster.rank_worker import RankWorker
 
 class FaultyRank(RankWorker):
+    def _open(self):
+        if os.environ.get("TEST_FAULT_OF_RANK_" + os.environ["RANK"]) == "settings":
+            self._settings = self._settings.model_copy(update={"seed": 99})
+        super()._open()
+
     async def train_step(self, *args):
         fault = os.environ.get("TEST_FAULT_OF_RANK_" + os.environ["RANK"], "")
         if fault and args[0] == 1:
@@ -285,6 +291,30 @@ def test_what_several_processes_cannot_train_is_refused(
     monkeypatch.setattr(sys.modules["__main__"], "of_main", of_main, raising=False)
     with pytest.raises(ConfigError, match=message):
         check_training(settings)
+
+
+def test_processes_and_servers_have_gpus_of_their_own(
+    tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+    def check(device: str, **launch: Any) -> None:
+        settings = spec_for(tmp_path, tiny_checkpoint, train={"device": device}).settings
+        engine = settings.engine.model_copy(update={"launch": LaunchSettings.model_validate(launch)})
+        check_ranks(settings.model_copy(update={"engine": engine}))
+
+    check("cuda:2", gpus=((0,), (1,)))
+    check("cuda", gpus=((0,), (1,)), colocate=True)
+    check("cuda:2", num_servers=2)
+    with pytest.raises(ConfigError, match="GPU 1 is a server's as well: set "):
+        check("cuda:1", num_servers=2)
+    with pytest.raises(ConfigError, match="GPU 3 is a server's as well"):
+        check("cuda:2", gpus=((0,), (3,)))
+
+
+def test_moments_of_several_processes_are_not_kept_by_the_cpu(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.offload = true is for num_processes = 1"):
+        spec_for(tmp_path, tiny_checkpoint, train={"optimizer": {"offload": True}})
 
 
 @pytest.mark.parametrize(
@@ -522,6 +552,21 @@ def test_what_stops_one_process_ends_the_run_with_its_cause(
     monkeypatch.delenv(f"TEST_FAULT_OF_RANK_{rank}")
     train(spec, out)
     check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out))
+
+
+@pytest.mark.soak
+def test_processes_that_have_other_settings_end_the_run(
+    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty_ranks.py").write_text(FAULTS)
+    monkeypatch.setattr(trainers, "_RANK_FACTORY", f"{tmp_path / 'faulty_ranks.py'}:FaultyRank")
+    monkeypatch.setenv("TEST_FAULT_OF_RANK_1", "settings")
+    with pytest.raises(
+        RunFailedError,
+        match=r"^train.num_processes = 2: the processes do not agree on the settings: \w+ in rank 0 and ",
+    ):
+        train(spec_for(tmp_path, tiny_checkpoint), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.soak
