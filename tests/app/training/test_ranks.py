@@ -359,9 +359,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "masked": {"loss": {"correction": "mask", "correction_level": "sequence", "kl_coefficient": 0.1}},
     "rollout": {"loss": {"old_logprobs": "rollout", "dual_clip": 3.0}},
     "refreshed": {"loss": REFRESHED},
-    # Not whitened: where all rewards are equal, that would make rounding of the divergence as large as the advantages.
-    "rewarded": {"method": "rloo", "loss": {**REFRESHED, "kl_coefficient": 0.0, "reward_kl_coefficient": 0.1}},
-    "rewarded_groups": {"loss": {"reward_kl_coefficient": 0.1, "reward_kl_estimator": "k3"}},
+    # Not whitened or divided: where all rewards are equal, that makes the rounding of a small divergence large.
+    "rewarded": {"loss": {**REFRESHED, "kl_coefficient": 0.0, "reward_kl_coefficient": 0.1}},
 }
 
 
