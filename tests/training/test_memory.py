@@ -1,4 +1,4 @@
-"""What saves memory changes no number: moments and activations that wait elsewhere, a reference in bf16."""
+"""What saves memory or time changes no number: moments and activations that wait elsewhere, bf16, trees."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.nn.functional import linear
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rollfeed.config.train import TrainSettings
+from rollfeed.model_files.products import is_onednn_faster
 from rollfeed.training import optimizer as optimizing
 from rollfeed.training.model import Policy, hold_linear_layers_as_computed, load_policy_model
 from rollfeed.training.packing import TrainSequence, pack_sequences
@@ -132,3 +134,23 @@ def test_layers_are_not_compiled_again_for_each_shape(
         model(input_ids=ids, use_cache=False).logits.sum().backward()
     assert 1 <= counters["stats"]["unique_graphs"] <= 2  # one row is a case of its own
     reset()
+
+
+def test_trees_of_a_step_lie_behind_one_another_without_padding(make_trainer, batch_by_seed) -> None:
+    trainer = make_trainer()
+    assert trainer.policy.attends_in_blocks
+    together = trainer.train_step(batch_by_seed(4)).metrics
+    assert together["train/padded_tokens"] == together["train/computed_tokens"]
+    alone = make_trainer(share_prompts=False)
+    assert not alone.policy.attends_in_blocks
+    metrics = alone.train_step(batch_by_seed(4)).metrics
+    assert metrics["train/padded_tokens"] > metrics["train/computed_tokens"] > together["train/computed_tokens"]
+    assert metrics["train/grad_norm"] == pytest.approx(together["train/grad_norm"], rel=1e-4)
+
+
+@pytest.mark.skipif(not is_onednn_faster(), reason="oneDNN is no faster on this processor")
+def test_what_a_trainer_computes_in_large_linear_layers_is_computed_by_onednn(make_trainer) -> None:
+    inputs, weight = torch.randn(400, 256), torch.randn(256, 256, requires_grad=True)
+    with make_trainer().policy.computing():
+        assert type(linear(inputs, weight).grad_fn).__name__ == "_LinearBackward"
+    assert type(linear(inputs, weight).grad_fn).__name__ != "_LinearBackward"
