@@ -31,6 +31,21 @@ def texts_of(batch) -> list[np.ndarray]:
     return [sample.token_ids for sample in batch.samples if sample.response_length][:4]
 
 
+@pytest.fixture(scope="module")
+def bf16_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model stored in bf16, with biases and a head of its own."""
+    config = transformers.AutoConfig.from_pretrained(tiny_checkpoint)
+    config.tie_word_embeddings, config.attention_bias = False, True
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    folder = tmp_path_factory.mktemp("lora") / "bf16"
+    model.save_pretrained(folder)
+    return folder
+
+
 def own(trainer) -> dict[str, torch.Tensor]:
     return {name: each.clone() for name, each in trainer.adapter.adapter().items()}
 
@@ -103,6 +118,52 @@ def test_what_is_rounded_is_the_merged_weight(make_trainer, tiny_checkpoint, bat
     said = score_texts(trainer.policy, texts, rounding=rounding, micro_batch_tokens=512)
     np.testing.assert_allclose(said, torch.cat([logprobs_of(model, text) for text in texts]).double(), atol=2e-5)
     assert all(not layer.disable_adapters for layer in adapted_layers(trainer.policy.model))
+
+
+def test_the_base_of_bf16_passes_is_held_in_bf16_and_all_else_is_equal(
+    make_trainer, bf16_checkpoint, batch_by_seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, options = (
+        [batch_by_seed(seed) for seed in range(3)],
+        {
+            "checkpoint": bf16_checkpoint,
+            "lora": {**LORA, "target_modules": ["q_proj", "down_proj"]},
+            "precision": "bf16",
+            "loss": {"kl_coefficient": 0.1},
+        },
+    )
+    held = make_trainer(**options)
+    with monkeypatch.context() as patch:
+        patch.setattr("rollfeed.training.trainer.hold_linear_layers_as_computed", lambda *args, **options: None)
+        wide = make_trainer(**options)
+    theirs, ours = (dict(each.policy.model.named_parameters()) for each in (wide, held))
+    assert {each.dtype for each in theirs.values()} == {torch.float32}
+    narrow = {name for name, each in ours.items() if each.dtype is torch.bfloat16}
+    assert narrow == {name for name in ours if ("_proj." in name or "lm_head" in name) and ".lora_" not in name}
+    assert sum(ours[name].nbytes for name in narrow) * 2 == sum(theirs[name].nbytes for name in narrow)
+    for batch in batches:
+        reports = [{**trainer.train_step(batch).metrics} for trainer in (wide, held)]
+        assert reports[0] == reports[1]
+    assert reports[0]["train/reference_kl"] > 0
+    for before, after in zip(wide.logprobs(batches[0].samples), held.logprobs(batches[0].samples), strict=True):
+        np.testing.assert_array_equal(before, after)
+    expected, found = (each.state_dict().tensors for each in (wide, held))
+    assert all(torch.equal(each, found[name]) for name, each in expected.items())
+    published = held.weights()
+    assert {each.dtype for each in published.values()} == {torch.float32}
+    assert all(torch.equal(each, published[name]) for name, each in wide.weights().items())
+    texts = texts_of(batches[0])
+    for name in ("published", "bfloat16", "int8"):
+        rounding = rounding_of(name, to_int8=lambda weight: weight.mul(64).round().div(64))
+        said = [score_texts(each.policy, texts, rounding=rounding, micro_batch_tokens=512) for each in (wide, held)]
+        np.testing.assert_array_equal(*said)
+    assert {name for name, each in ours.items() if each.dtype is torch.bfloat16} == narrow
+
+
+def test_a_base_that_bf16_cannot_hold_stays_in_fp32(make_trainer, batch_by_seed) -> None:
+    trainer = make_trainer(lora=LORA, precision="bf16")  # the checkpoint is in fp32
+    assert {each.dtype for each in trainer.policy.model.parameters()} == {torch.float32}
+    assert trainer.train_step(batch_by_seed(1)).num_updates == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks transformers so

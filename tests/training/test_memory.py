@@ -78,6 +78,7 @@ def test_a_reference_in_bf16_passes_is_held_in_bf16_and_says_the_same(tiny_check
     sequence = TrainSequence.of_tokens(ids, prompt_length=1, number=0)
     passes = pack_sequences([sequence], [sequence.mask_T], micro_batch_tokens=64, share_prompts=False)
     before = policy.score_each(passes)[0]
+    policy.model.requires_grad_(False)
     hold_linear_layers_as_computed(policy)
     types = {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
     assert {name for name, dtype in types.items() if dtype is torch.bfloat16} == {
@@ -100,12 +101,18 @@ class Sensitive(torch.nn.Module):
             return self.linear(hidden.to(self.linear.weight.dtype))
 
 
-def test_a_reference_that_would_say_something_else_stays_as_it_is(tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize("is_published", [False, True])
+def test_layers_that_would_say_something_else_stay_as_they_are(is_published: bool, tiny_checkpoint: Path) -> None:
     policy = Policy(load_policy_model(tiny_checkpoint, device=CPU), temperature=1.0, autocast=torch.bfloat16)
     mlp = policy.model.model.layers[0].mlp
     mlp.up_proj = Sensitive(mlp.up_proj)
-    hold_linear_layers_as_computed(policy)
+    policy.model.requires_grad_(False)
+    if is_published:
+        policy.model.bfloat16().float()
+    before = {name: each.clone() for name, each in policy.model.named_parameters()}
+    hold_linear_layers_as_computed(policy, is_published=is_published)
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+    assert all(torch.equal(each, before[name]) for name, each in policy.model.named_parameters())
 
 
 def test_compiled_layers_are_those_of_the_decoder(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ class AdaptedNames(CheckpointNames):
 
 
 class MergedTensors(Mapping[str, Tensor]):
-    """The tensors of a checkpoint; adapted ones are computed each time, in memory of their own."""
+    """The tensors of a checkpoint; adapted ones, and those held in bf16, are made each time, in memory of their own."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], layers: Mapping[str, Any], write_adapter: Callable[..., None]
@@ -166,7 +166,9 @@ class MergedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor, layer = self._tensors[name], self._layers.get(name)
-        return tensor if layer is None else merged(layer, tensor)
+        if layer is not None:
+            return merged(layer, tensor)
+        return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -176,9 +178,9 @@ class MergedTensors(Mapping[str, Tensor]):
 
 
 def merged(layer: Any, weight: Tensor) -> Tensor:
-    """Return an adapted layer's weight with what its adapter adds."""
+    """Return an adapted layer's weight with what its adapter adds, in the type of the adapter."""
     with torch.no_grad():
-        total: Tensor = weight.detach() + layer.get_delta_weight(_ADAPTER).to(weight.dtype)
+        total: Tensor = weight.detach() + layer.get_delta_weight(_ADAPTER)
     return total
 
 

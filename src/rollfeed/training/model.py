@@ -125,11 +125,12 @@ def prepare_passes(policy: Policy, settings: TrainSettings) -> None:
             layer.compile(dynamic=True)  # once for all lengths
 
 
-def hold_linear_layers_as_computed(policy: Policy) -> None:
-    """Hold the linear layers of a policy that learns nothing in the type that its passes compute them in.
+def hold_linear_layers_as_computed(policy: Policy, *, is_published: bool = False) -> None:
+    """Hold the linear layers of a policy that are not trained in the type that its passes compute them in.
 
     These would round them each time; half the memory then, and the same values to the bit. Where a few tokens say
-    otherwise, the layers stay as they are.
+    otherwise, the layers stay as they are; of what ``is_published``, so does what that type cannot hold whole. Passes
+    that are ``exact`` need their weights in fp32.
     """
     dtype, model = policy.autocast, policy.model
     if dtype is None or policy.pictures is not None:  # the tokens would not go through what sees
@@ -138,14 +139,16 @@ def hold_linear_layers_as_computed(policy: Policy) -> None:
     if policy.head_dtype is not None:
         spared.add(id(getattr(model.get_output_embeddings(), "weight", None)))
     layers = [each for each in model.modules() if type(each) is torch.nn.Linear and id(each.weight) not in spared]
-    parameters = [each for layer in layers for each in layer.parameters()]
+    frozen = [each for layer in layers for each in layer.parameters() if not each.requires_grad]
+    parameters = [each for each in frozen if not is_published or torch.equal(each.to(dtype).float(), each)]
     sequence = TrainSequence.of_tokens(np.arange(24, dtype=np.int32) % policy.vocab_size, prompt_length=1, number=0)
 
     def logprobs() -> Tensor:
         passes = pack_sequences([sequence], [sequence.mask_T], micro_batch_tokens=24, share_prompts=False)
-        return policy.score_each(passes)[0].logprobs_T
+        with torch.compiler.set_stance("force_eager"):
+            return policy.score_each(passes)[0].logprobs_T
 
-    before, kept = logprobs(), [each.data for each in parameters]
+    before, kept = logprobs(), [None if is_published else each.data for each in parameters]
     for parameter in parameters:
         parameter.data = parameter.data.to(dtype)
     try:
@@ -154,7 +157,7 @@ def hold_linear_layers_as_computed(policy: Policy) -> None:
         is_same = False
     if not is_same:
         for parameter, data in zip(parameters, kept, strict=True):
-            parameter.data = data
+            parameter.data = parameter.data.float() if data is None else data
 
 
 def freeze(model: Any, patterns: Sequence[str]) -> None:

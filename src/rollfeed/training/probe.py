@@ -105,16 +105,18 @@ def score_texts(
 def _rounded(model: Any, rounding: Rounding | None, *, merges: bool) -> Iterator[None]:
     """Have each module compute with its own weights rounded, one module at a time: there is no second model."""
     if rounding is None:
-        yield
-        return
+        if all(each.dtype is not torch.bfloat16 for each in model.parameters()):
+            yield
+            return
+        merges, rounding = False, lambda module, weight: weight  # beside an adapter they are held as passes compute
     kept: dict[Any, list[tuple[Any, torch.Tensor]]] = {}
     adapted = {layer.base_layer: layer for layer in adapted_layers(model) if merges}
 
     def round_weights(module: Any, inputs: Any) -> None:
         own = [each for each in module.parameters(recurse=False) if each.is_floating_point()]
         kept[module] = [(parameter, parameter.data) for parameter in own]
-        for parameter, exact in kept[module]:
-            is_adapted = module in adapted and parameter is module.weight
+        for parameter, held in kept[module]:
+            is_adapted, exact = module in adapted and parameter is module.weight, held.float()
             parameter.data = rounding(module, merged(adapted[module], exact) if is_adapted else exact)
 
     def restore(module: Any, inputs: Any, output: Any) -> None:

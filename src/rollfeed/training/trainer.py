@@ -35,18 +35,14 @@ from rollfeed.training.model import (
     choose_device,
     computing_options,
     freeze,
+    hold_linear_layers_as_computed,
     load_policy_model,
     prepare_passes,
     spread,
 )
 from rollfeed.training.objective import Tally, TokenArrays, TrainedPart, TrainReport, micro_batch_loss
 from rollfeed.training.optimizer import Optimizer, Stopwatch
-from rollfeed.training.packing import (
-    MicroBatch,
-    TrainSequence,
-    sequence_of,
-    split_into_minibatches,
-)
+from rollfeed.training.packing import MicroBatch, TrainSequence, sequence_of, split_into_minibatches
 from rollfeed.training.ranks import ALONE, Ranks, deal, pack_evenly, pass_figures, write_weights
 from rollfeed.training.reference import HeldReference, LessKL, Minibatches, RewardKL
 from rollfeed.training.sharing import longest_tree, may_share_pictures
@@ -114,6 +110,8 @@ class Trainer:
         prepare_passes(self._policy, settings)
         with self._policy.computing():
             self._longest_tree = longest_tree(self._policy, own, checkpoint=checkpoint, settings=settings)
+        if lora is not None:  # after the trials, which are in fp32
+            hold_linear_layers_as_computed(self._policy, is_published=True)
         self._shares_pictures: bool | None = None  # not tried
         policies = (self._policy, own)
         self.exact_policy = self._policy if ranks.size == 1 else spread(*policies, ranks, device=self.device, **options)
