@@ -10,7 +10,7 @@ from docs.pages.metrics import described_metrics
 
 SETTINGS = """
 [model]
-checkpoint = "tiny"
+checkpoint = "{model}"
 
 [model.tiny]
 characters = "abcdefghijrv:="
@@ -42,10 +42,14 @@ threads = 1
 threads = 1
 
 [train.loss]
-kl_coefficient = {kl}
+{loss}
 correction = "truncate"
 dual_clip = 3.0
 """
+LOSSES = {
+    "tiny": "kl_coefficient = 0.0",
+    "tiny-moe": "kl_coefficient = 0.05\nreward_kl_coefficient = 0.01\nrouter_aux_loss_coefficient = 0.01",
+}
 ELSEWHERE = (
     *("engine/", "eval/", "judge/", "train/picture_", "train/pair_accuracy", "train/score_margin"),
     *("reward/label_agreement", "rollout/teacher_", "rollout/turns_mean", "rollout/tool_calls_"),
@@ -65,10 +69,10 @@ def test_what_a_training_writes_is_described_and_the_other_way_round(tmp_path: P
     from rollfeed.cli.main import main
 
     written: set[str] = set()
-    for kl in (0.0, 0.05):
-        (tmp_path / "train.toml").write_text(SETTINGS.format(kl=kl))
-        assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / str(kl))]) == 0
-        written |= written_by(tmp_path / str(kl))
+    for model, loss in LOSSES.items():
+        (tmp_path / "train.toml").write_text(SETTINGS.format(model=model, loss=loss))
+        assert main(["train", str(tmp_path / "train.toml"), "--out", str(tmp_path / model)]) == 0
+        written |= written_by(tmp_path / model)
     described = [name for each in described_metrics() for name in each.names]
     patterns = [re.compile(re.sub(r"<\w+>", ".+", name)) for name in described]
     assert not [name for name in written if not any(pattern.fullmatch(name) for pattern in patterns)]
