@@ -170,7 +170,7 @@ class FakeVLLM:
             if number == self.abort_at and not is_probe:
                 self.abort_at = None
                 break
-            is_last = number + 1 == len(tokens)
+            is_last = number + 1 == len(tokens) and (is_probe or self.abort_at != len(tokens))
             choice = self._choice(
                 body,
                 [token],
@@ -183,6 +183,8 @@ class FakeVLLM:
             if is_last and request.path == TOKENS:  # streams of completions have none
                 choice |= self._experts(len(prompt) + len(tokens) - 1)
             await self._send(response, {"id": "x", "choices": [choice]})
+        if self.abort_at == len(tokens) and not is_probe:
+            self.abort_at = None
         if body.get("stream_options"):
             usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": 2}}
             await self._send(response, {"id": "x", "choices": [], "usage": usage})

@@ -75,6 +75,20 @@ async def test_a_response_that_goes_on_has_the_experts_of_all_its_tokens(vllm: A
     assert np.array_equal(completion.routed_experts.numbers, experts(8).reshape(8, 4))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 6])
+async def test_a_response_cut_off_at_its_last_token_has_the_experts_of_all_its_tokens(
+    vllm: Any, engine_at: Any, asked: Any, num_tokens: int
+) -> None:
+    """The last one is asked for again, and its experts come with it."""
+    params = asked(return_routed_experts=True, max_new_tokens=num_tokens)
+    async with vllm(expert_file=expert_file, abort_at=num_tokens) as server, engine_at(server) as engine:
+        completion = await engine.generate(PROMPT, params, request_id="r")
+        assert [len(body["token_ids"]) for body in server.bodies] == [3, 2 + num_tokens]
+    assert completion.finish_reason.kind is FinishKind.LENGTH
+    assert [(span.start, span.end) for span in completion.version_spans] == [(0, num_tokens)]
+    assert np.array_equal(completion.routed_experts.numbers, experts(2 + num_tokens).reshape(-1, 4))
+
+
 @pytest.mark.parametrize(
     ("changes", "route"), [({}, TOKENS), ({"expert_file": expert_file, "routes": {COMPLETIONS}}, COMPLETIONS)]
 )

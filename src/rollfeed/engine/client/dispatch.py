@@ -139,7 +139,7 @@ class Dispatcher:
                     self._ask_another(flight, worker, error)
                     continue
                 raise PictureMismatchError(f"{worker.address}: {error}") from error
-            flight.keep(reply)
+            has_more = flight.keep(reply)
             if reply.finish_reason.kind is not FinishKind.ABORT or flight.aborted or flight.remaining_tokens <= 0:
                 flight.is_put_back = False
                 return
@@ -147,7 +147,7 @@ class Dispatcher:
                 return
             # Nobody here asked for the abort: the rest of the response is still wanted.
             self._parts.counters.redispatched_requests += 1
-            if not (reply.is_exact and len(reply.token_ids)):
+            if not has_more:
                 unasked = TryFailedError(Failure.UNASKED_ABORT, f"{worker.address}: aborted by the server")
                 await self._back_off(flight, worker, unasked)
 

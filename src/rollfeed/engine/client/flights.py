@@ -17,7 +17,7 @@ from rollfeed.engine.client.replies import IncomingReply, Reply, ServerLoad
 from rollfeed.errors import EngineProtocolError
 from rollfeed.protocols import PictureProcessor
 from rollfeed.routing import current_affinity
-from rollfeed.types import FinishReason, Picture, PlaceholderRange, SamplingParams
+from rollfeed.types import FinishKind, FinishReason, Picture, PlaceholderRange, SamplingParams
 
 
 class FlightAbortedError(Exception):
@@ -131,13 +131,18 @@ class Flight:
         """Tokens that may still be sampled."""
         return self.params.max_new_tokens - self.num_sampled
 
-    def keep(self, reply: Reply) -> None:
-        """Have what a try has sampled."""
+    def keep(self, reply: Reply) -> bool:
+        """Have what a try has sampled; return whether another can go on from there."""
         self.finish = reply.finish_reason
         if not reply.is_exact:
             self.approximate = reply
-        elif len(reply.token_ids):
+            return False
+        lacks_experts = self.params.return_routed_experts and reply.routed_experts is None
+        if lacks_experts and self.finish.kind is FinishKind.ABORT and len(reply.token_ids) == self.remaining_tokens:
+            reply = reply.without_last()  # with the next try experts of all tokens come
+        if len(reply.token_ids):
             self.parts.append(reply)
+        return bool(len(reply.token_ids))
 
     def abort(self) -> None:
         """Let the flight end with what it has: at once where it waits, with the next reply otherwise."""

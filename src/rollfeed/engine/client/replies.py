@@ -48,6 +48,19 @@ class Reply(NamedTuple):
     is_exact: bool = True
     """Whether the tokens and logprobs are those sampled, so that another try can go on from them."""
 
+    def without_last(self) -> Reply:
+        """Return it with all tokens but the last one."""
+        length, mask = len(self.token_ids) - 1, self.sampling_mask
+        return self._replace(
+            token_ids=self.token_ids[:length],
+            logprobs=self.logprobs[:length],
+            version_spans=tuple(
+                span._replace(end=min(span.end, length)) for span in self.version_spans if span.start < length
+            ),
+            sampling_mask=None if mask is None else mask.at(np.arange(length)),
+            text=None,
+        )
+
 
 class IncomingReply(Protocol):
     """A reply that is being received: as a whole, or event by event."""
