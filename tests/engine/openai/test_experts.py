@@ -134,6 +134,13 @@ def test_what_is_no_file_of_experts_is_refused(content: bytes) -> None:
         taken(content)
 
 
-def test_what_was_not_asked_for_is_not_read() -> None:
+async def test_what_was_not_asked_for_is_not_read(vllm: Any, engine_at: Any, asked: Any) -> None:
+    """Experts of a prompt come as well, whose bytes are more than those of its numbers."""
     assert taken(b"no file", with_experts=False) is None
     assert taken(expert_file(5)).num_tokens == 5
+    prompt = np.full(3000, PROMPT[0], np.int32)
+    for content in (b"no file", npy(np.zeros((3005, 60, 10), np.uint16))):
+        async with vllm(expert_file=lambda _, content=content: content) as server, engine_at(server) as engine:
+            completion = await engine.generate(prompt, asked(), request_id="r")
+        assert (len(completion.token_ids), completion.routed_experts) == (6, None)
+        assert {path for path, _ in server.requests} == {TOKENS}

@@ -137,10 +137,8 @@ async def _find_route(address: str, model: str, *, settings: OpenAISettings, con
             refusals.append(str(error))
             continue
         if not lacks:
-            returns_experts = reply.routed_experts is not None
-            return Server(
-                model, route, await _logprobs_of(reply, ask), (), reply.policy_version, returns_experts=returns_experts
-            )
+            logprobs_of, has_experts = await _logprobs_of(reply, ask), answer.has_experts
+            return Server(model, route, logprobs_of, (), reply.policy_version, returns_experts=has_experts)
         usable.append((route, lacks))
     if not usable:
         raise EngineProtocolError(f"{address}: answers no request for tokens: {refusals[-1]}")
@@ -162,13 +160,7 @@ async def _ask(
     prompt_ids = np.asarray(tokenizer.encode(_TEXT, add_special_tokens=False), np.int32)
     flight = Flight(request_id=_NAME, prompt_ids=prompt_ids, params=params)
     flight.rid = _NAME
-    answer = VLLMAnswer(
-        prompt_ids=prompt_ids,
-        max_new_tokens=params.max_new_tokens,
-        exact=False,
-        with_experts=True,
-        tokenizer=tokenizer,
-    )
+    answer = VLLMAnswer(prompt_ids=prompt_ids, max_new_tokens=params.max_new_tokens, exact=False, tokenizer=tokenizer)
     body = encode_request(flight, route=route, model=model, stream=stream)
     content = await context.http.generate(address, route.path, body, events=answer.take)
     if content is not None:

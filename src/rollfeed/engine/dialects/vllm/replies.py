@@ -54,7 +54,7 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[NamedSpan] | None = None
-    routed_experts: bytes | None = None
+    routed_experts: msgspec.Raw = msgspec.Raw(b"null")
     """Base64 of a ``.npy`` file of ``(N, layers, experts a token)``, at the end of a response."""
 
 
@@ -109,11 +109,13 @@ class VLLMAnswer:
         self.lacks_ids = False
         """Whether tokens came without their ids."""
         self.lacks_logprobs = False
+        self.has_experts = False
+        """Whether experts came, whoever asked for them."""
         self._prompt_ids = prompt_ids
         self._max_new_tokens = max_new_tokens
         self._exact = exact
         self._with_experts = with_experts
-        self._experts: bytes | None = None
+        self._experts = b""
         self._always_lacks = lacks
         self._tokenizer = tokenizer
         self._finish: FinishReason | None = None
@@ -201,7 +203,7 @@ class VLLMAnswer:
             seen_pictures=self._seen,
             is_exact=not lacks,
             routed_experts=None
-            if self._experts is None or not len(token_ids)
+            if not self._experts or not len(token_ids)
             else _routed_experts(self._experts, num_tokens=len(self._prompt_ids) + len(token_ids) - 1),
         )
 
@@ -220,8 +222,9 @@ class VLLMAnswer:
             self._append(ids, logprobs)
         if choice.weight_versions is not None:
             self._weight_versions = choice.weight_versions
-        if self._with_experts and choice.routed_experts is not None:
-            self._experts = choice.routed_experts
+        if (experts := bytes(choice.routed_experts)) != b"null":
+            self.has_experts = True
+            self._experts = experts if self._with_experts else b""
         if choice.finish_reason is not None:
             self._finish = self._finish_reason(choice.finish_reason, choice.stop_reason)
 
@@ -277,9 +280,10 @@ def _logprobs(logprobs: _Logprobs | None) -> Sequence[float | None]:
     return logprobs.token_logprobs or ()
 
 
-def _routed_experts(content: bytes, *, num_tokens: int) -> RoutedExperts:
-    """Return the experts in a ``.npy`` file; nothing is made in the size that it claims."""
+def _routed_experts(told: bytes, *, num_tokens: int) -> RoutedExperts:
+    """Return the experts in a ``.npy`` file as a reply tells it; nothing is made in the size that it claims."""
     try:
+        content = msgspec.json.decode(told, type=bytes)
         if (header := _EXPERT_FILE.match(content)) is None:
             raise ValueError("no .npy file of three axes of integers")
         shape = tuple(map(int, header.groups()[1:]))
@@ -287,7 +291,7 @@ def _routed_experts(content: bytes, *, num_tokens: int) -> RoutedExperts:
             raise ValueError(f"of shape {shape}, where {num_tokens} tokens were computed")
         numbers = np.frombuffer(content, header[1].decode(), offset=header.end())
         return RoutedExperts.of(numbers.reshape(num_tokens, shape[1] * shape[2]))
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError) as error:
         raise EngineProtocolError(f"reply: its routed_experts cannot be read: {error}") from None
 
 
