@@ -45,6 +45,7 @@ def test_what_a_run_has_stored_is_read_as_it_was() -> None:
         ({"train": {"loss": {"correction": "truncate"}}}, r"train\.loss\.correction has no effect"),
         ({"train": {"loss": {"objective": "clip"}}}, r"train\.loss\.objective = 'clip' compares policies"),
         ({"train": {"method": "grpo"}}, r"train\.method has no effect"),
+        ({"train": {"routing_replay": True}}, r"train\.routing_replay has no effect"),
         ({"train": {"warm_up": {"stop_accuracy": 0.5}}}, r"train\.warm_up has no effect"),
         ({"filters": {"dynamic_sampling": [{"name": "reward_std"}]}}, r"filters\.dynamic_sampling has no effect"),
         ({"advantage": {"divide_by_std": True}}, r"advantage\.divide_by_std has no effect"),
@@ -62,6 +63,21 @@ def test_what_a_run_has_stored_is_read_as_it_was() -> None:
 def test_what_says_something_of_sampled_answers_is_refused_by_name(tree: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         settings_of(**tree)
+
+
+@pytest.mark.parametrize(
+    ("train", "name"),
+    [
+        ({"loss": {"router_aux_loss_coefficient": 0.01}}, r"loss\.router_aux_loss_coefficient"),
+        ({"loss": {"normalisation": "sequence"}}, r"loss\.normalisation"),
+        ({"head_precision": "fp32"}, "head_precision"),
+    ],
+    ids=str,
+)
+def test_what_says_something_of_tokens_is_refused_of_pairs(train: dict[str, Any], name: str) -> None:
+    assert settings_of(train=train).train.changed_values()
+    with pytest.raises(ConfigError, match=rf"train\.{name} has no effect with train\.kind = 'reward_model'"):
+        settings_of(rollout={}, train={"kind": "reward_model", **train})
 
 
 @pytest.mark.parametrize("mode", ["sync", "partial", "async"])

@@ -43,8 +43,9 @@ _WITHOUT_SAMPLING: Mapping[str, Container[str]] = {
         *("prompt_source", "difficulty_policy", "generate", "rollout", "group_filters", "batch_filter", "advantage"),
     ),
     "filters": FiltersSettings.model_fields,
-    "train": ("method", "warm_up"),
-    "train.loss": LossSettings.model_fields.keys() - {"objective", "normalisation", "constant_length"},
+    "train": ("method", "warm_up", "routing_replay"),
+    "train.loss": LossSettings.model_fields.keys()
+    - {"objective", "normalisation", "constant_length", "router_aux_loss_coefficient"},
     "advantage": AdvantageSettings.model_fields,
     "teacher": TeacherSettings.model_fields,
     "placement": PlacementSettings.model_fields,
@@ -244,6 +245,9 @@ class Settings(RolloutConfig):
             yield f"{kind} answers no prompts of [eval]: remove its sets; train/pair_accuracy is of pairs not yet seen"
         if self.cluster.kind is not ClusterKind.LOCAL:
             yield f"{kind} trains in this process: remove [cluster]"
+        changed = [f"loss.{name}" for name in self.train.loss.changed_values() if name != "objective"]
+        for name in (*changed, *({"head_precision"} & self.train.changed_values().keys())):
+            yield f"train.{name} has no effect with {kind}, whose loss is of the scores of pairs: remove it"
 
     def _cluster_problems(self) -> Iterator[str]:
         cluster, launch = self.cluster, self.engine.launch

@@ -36,6 +36,11 @@ def num_experts_of(model: Any) -> int | None:
     return told[0] if told else None
 
 
+def has_balancing_loss(model: Any) -> bool:
+    """Whether transformers computes a load-balancing loss of such a model."""
+    return "output_router_logits" in inspect.signature(model.forward).parameters
+
+
 class Routers:
     """The routers of a model, in the order of its layers.
 
@@ -139,7 +144,7 @@ class BalanceMeter:
         num_experts = num_experts_of(model)
         if num_experts is None:
             raise ValueError("it has no experts by its configuration")
-        if "output_router_logits" not in inspect.signature(model.forward).parameters:
+        if not has_balancing_loss(model):
             raise ValueError("transformers computes no load-balancing loss of it")
         self._num_experts = num_experts
         self._top_k = int(getattr(model.config.get_text_config(decoder=True), "num_experts_per_tok", 0))

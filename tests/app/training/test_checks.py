@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file
+from tests.training.test_routing_replay import CONFIGS
 
 from rollfeed.app import PreparedRun, prepare
 from rollfeed.app.training.checks import (
@@ -233,6 +235,19 @@ def test_a_trainer_of_other_tensors_than_servers_have_is_refused(
         return
     with pytest.raises(ConfigError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight' is missing"):
         check_published(tensors, served, tiny_checkpoint)
+
+
+def test_balance_needs_a_model_whose_routers_are_balanced_by_a_loss_and_looked_into(tmp_path: Path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["groups"]()).save_pretrained(tmp_path)
+    train = {"loss": {"router_aux_loss_coefficient": 0.01}}
+    asked = settings(train=train, model={"checkpoint": str(tmp_path)})
+    message = (
+        r"router_aux_loss_coefficient = 0\.01: transformers computes no .* loss of DeepseekV3ForCausalLM: remove it"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_trained_model(asked, tmp_path)
+    with pytest.raises(ConfigError, match="router_aux_loss_coefficient looks into routers: set compile = false"):
+        settings(train={**train, "compile": True})
 
 
 @pytest.mark.parametrize("train", [{"routing_replay": True}, {"loss": {"router_aux_loss_coefficient": 0.01}}], ids=str)

@@ -326,22 +326,22 @@ def _check_adapter(settings: Settings, checkpoint: Path) -> None:
 
 
 def _check_experts(settings: Settings, checkpoint: Path) -> None:
-    train = settings.train
-    asked = {
-        "routing_replay = true": train.routing_replay,
-        f"loss.router_aux_loss_coefficient = {train.loss.router_aux_loss_coefficient:g}": bool(
-            train.loss.router_aux_loss_coefficient
-        ),
-    }
-    if not any(asked.values()):
+    replays, coefficient = settings.train.routing_replay, settings.train.loss.router_aux_loss_coefficient
+    if not (replays or coefficient):
         return
     # They import PyTorch, which takes seconds.
-    from rollfeed.model_files.expert_choices import num_experts_of
+    from rollfeed.model_files.expert_choices import has_balancing_loss, num_experts_of
     from rollfeed.model_files.loading import empty_model
 
-    if num_experts_of(empty_model(checkpoint, trust_remote_code=settings.model.trust_remote_code)) is None:
-        name = next(name for name, is_asked in asked.items() if is_asked)
-        raise ConfigError(f"train.{name}: the model has no experts by its configuration: remove it")
+    model = empty_model(checkpoint, trust_remote_code=settings.model.trust_remote_code)
+    balances = f"train.loss.router_aux_loss_coefficient = {coefficient:g}"
+    if num_experts_of(model) is None:
+        what = "train.routing_replay = true" if replays else balances
+        raise ConfigError(f"{what}: the model has no experts by its configuration: remove it")
+    if coefficient and not has_balancing_loss(model):
+        raise ConfigError(
+            f"{balances}: transformers computes no load-balancing loss of {type(model).__name__}: remove it"
+        )
 
 
 def _check_memory(settings: Settings) -> None:
