@@ -72,6 +72,13 @@ def test_experts_are_those_of_all_tokens_but_the_last_as_slime_trains_with_them(
             assert (experts.flatten() == np.arange(experts.size) % 8).all()
 
 
+def test_experts_of_another_model_end_the_step(args: Namespace, source: Source) -> None:
+    args.use_rollout_routing_replay, args.num_layers, args.moe_router_topk = True, 3, 2
+    told = "returns 4 experts a token, where --num-layers 3 and --moe-router-topk 2 make 6"
+    with pytest.raises(RunFailedError, match=told):
+        generate_rollout(args, 0, source)
+
+
 def test_what_a_resumed_sample_was_computed_with_before_stays(args: Namespace, source: Source) -> None:
     args.use_rollout_routing_replay, args.num_layers, args.moe_router_topk = True, 2, 2
     args.partial_rollout = True

@@ -137,13 +137,21 @@ def test_servers_are_started_with_what_adapters_need(
         )
 
 
-def test_servers_of_a_mixture_are_told_the_layers_beside_its_experts(tmp_path: Path) -> None:
-    layers = ("self_attn.q_proj", "mlp.gate", "mlp.experts.0.gate_proj", "mlp.experts.1.down_proj", "mlp.up_proj")
-    names = ["model.embed_tokens", "lm_head", *(f"model.layers.0.{layer}" for layer in layers)]
-    save_file({f"{name}.weight": torch.zeros(2, 2) for name in names}, tmp_path / "model.safetensors")
+@pytest.mark.parametrize(
+    "layers",
+    [
+        ("mlp.gate.weight", "mlp.experts.0.gate_proj.weight", "mlp.experts.1.down_proj.weight"),
+        ("mlp.router.weight", "mlp.experts.gate_up_proj_blocks"),  # as gpt-oss has them
+    ],
+    ids=["experts apart", "experts together"],
+)
+def test_servers_of_a_mixture_are_told_the_layers_beside_its_experts(tmp_path: Path, layers: tuple[str, ...]) -> None:
+    adapted = ("self_attn.q_proj.weight", "mlp.up_proj.weight")
+    names = ["model.embed_tokens.weight", "lm_head.weight", *(f"model.layers.0.{each}" for each in (*adapted, *layers))]
+    save_file({name: torch.zeros(2, 2) for name in names}, tmp_path / "model.safetensors")
     model = LaunchedModel(tmp_path, "policy", 512, weights_transport="adapter", lora=LoraSettings())
     settings = LaunchSettings(command=[sys.executable, "-m", "server"], num_servers=1)
     [command] = server_commands(settings, KINDS["sglang"], model)
     at = command.words.index("--lora-target-modules")
     assert list(command.words[at + 1 : at + 3]) == ["q_proj", "up_proj"]
-    assert not {"gate", "gate_proj", "down_proj"} & set(command.words)
+    assert not {"gate", "router", "gate_proj", "down_proj"} & set(command.words)

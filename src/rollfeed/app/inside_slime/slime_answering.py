@@ -32,6 +32,7 @@ from rollfeed.compat.slime_plugins.names.engine_calls import sampling_params
 from rollfeed.compat.slime_plugins.names.rm_hub import graded
 from rollfeed.compat.slime_plugins.shared_run import awaited, hooked, leaves, told_of_evaluation
 from rollfeed.config import RolloutConfig
+from rollfeed.errors import EngineProtocolError
 from rollfeed.faults import blaming
 from rollfeed.pipeline import GroupPlan, Observers
 from rollfeed.pipeline.groups import EngineGate, FailureBudget, GroupRunner
@@ -150,8 +151,13 @@ class SlimeAnswering(Scorer):
 
     def _experts(self, sample: Any, told: RoutedExperts) -> NDArray[np.int32]:
         """Return the experts of a sample as slime trains with them, ``(tokens - 1, layers, experts a token)``."""
-        shape = (told.num_tokens, self._args.num_layers, self._args.moe_router_topk)
-        experts = told.numbers.astype(np.int32).reshape(shape)
+        layers, chosen = self._args.num_layers, self._args.moe_router_topk
+        if told.per_token != layers * chosen:
+            raise EngineProtocolError(
+                f"the server returns {told.per_token} experts a token, where --num-layers {layers} and "
+                f"--moe-router-topk {chosen} make {layers * chosen}"
+            )
+        experts = told.numbers.astype(np.int32).reshape(told.num_tokens, layers, chosen)
         before = getattr(sample, "rollout_routed_experts", None)  # what a token was sampled with stays
         return experts if before is None else np.concatenate([before, experts[len(before) :]])
 

@@ -244,8 +244,10 @@ def _modules(adapter: LoraSettings, checkpoint: Path) -> list[str]:
         name.split(".") for name, header in stored.items() if name.endswith(".weight") and len(header.shape) == 2
     ]
     found = {words[-2] for words in matrices if any(word.isdigit() for word in words)}
+    # Neither experts nor routers are adapted.
     of_experts = {words[-2] for words in matrices if "experts" in words}
-    return sorted(found - of_experts - ({"gate"} if of_experts else set()))  # neither they nor routers are adapted
+    is_mixture = any("experts" in name.split(".") for name in stored)
+    return sorted(found - of_experts - ({"gate", "router"} if is_mixture else set()))
 
 
 def _words(name: str, value: Any) -> Iterator[str]:
