@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -55,6 +56,12 @@ def make_model(folder: Path, shape: dict[str, int]) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
+def release_of(python: str) -> str:
+    """Return the release of SGLang in an environment."""
+    code = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def served(address: str, folder: Path) -> ServerEngine:
     """Return SGLang as the engine."""
     settings = SGLangSettings(workers=(address,), concurrency=64)
@@ -75,11 +82,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.flags = ["--enable-return-routed-experts"]
+    release = {} if arguments.engine == "embedded" else {"sglang": release_of(arguments.sglang)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         result: dict[str, Any] = {
             "command": " ".join(["python", *sys.argv]),
-            "machine": machine(),
+            "machine": machine() | release,
             "parameters": make_model(folder, SHAPES[arguments.shape]),
         }
         with server(folder.parent, arguments) as address:
