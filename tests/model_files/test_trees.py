@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.attention.bias import CausalVariant
 
 from rollfeed.config.train import TrainSettings
 from rollfeed.model_files.trees import Tree, attend_in_blocks, trees_of
@@ -70,12 +71,16 @@ def test_trees_are_read_from_the_numbers_of_their_branches_and_the_places_at_whi
     )
 
 
-@pytest.mark.parametrize("lengths", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    ("lengths", "has_mask"), [(EVEN, True), (UNEVEN, True), (EVEN, False)], ids=["even", "uneven", "as on a GPU"]
+)
 @pytest.mark.parametrize("settings", [{}, {"activation_checkpointing": True}], ids=["kept", "computed again"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_blocks_have_the_values_and_gradients_of_sequences_alone(
-    config: Any, settings: dict[str, Any], lengths: tuple[int, ...]
+    config: Any, settings: dict[str, Any], lengths: tuple[int, ...], has_mask: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rollfeed.model_files.trees._has_mask", lambda query: has_mask)
+
     def score(policy: Policy, passes: list[MicroBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         weight_of = torch.linspace(-1, 2, 97)
         policy.model.zero_grad()
@@ -104,8 +109,10 @@ def test_blocks_have_the_values_and_gradients_of_sequences_alone(
     torch.testing.assert_close(score(policy, trees(lengths, share_prompts=False))[0], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("has_mask", [True, False], ids=["as on a CPU", "as on a GPU"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_passes_in_bf16_attend_in_bf16(config: Any) -> None:
+def test_passes_in_bf16_attend_in_bf16(config: Any, has_mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollfeed.model_files.trees._has_mask", lambda query: has_mask)
     config.initializer_range = 0.1
     policies = [Policy(made(config), temperature=1.0, autocast=dtype) for dtype in (None, torch.bfloat16)]
     [packed] = trees()
@@ -133,6 +140,28 @@ def test_no_mask_over_a_row_is_made(
     policy.score_each(trees(lengths))
     # Prompts see themselves; what a response of 9 tokens to a prompt of 7 sees are both, but for its last token.
     assert seen == {(1, 7, 7), (1, 3, 3), (1, 11, 11), *first, (2, 11, 14), (1, 2, 13)}
+
+
+def test_a_gpu_has_no_mask_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(made(CONFIGS["llama"]), temperature=1.0)
+    policy.attends_in_blocks = attend_in_blocks(policy.model)
+    monkeypatch.setattr("rollfeed.model_files.trees._has_mask", lambda query: False)
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    seen = set()
+
+    def watch(query: Any, key: Any, value: Any, *, attn_mask: Any, is_causal: bool, **options: Any) -> Any:
+        assert is_causal is (attn_mask is None)
+        if not is_causal:
+            assert (attn_mask.seq_len_q, attn_mask.seq_len_kv) == (query.shape[2], key.shape[2])
+            assert attn_mask.variant is CausalVariant.LOWER_RIGHT
+        seen.add((query.shape[0], query.shape[2], key.shape[2]))
+        return kernel(query, key, value, attn_mask=attn_mask, is_causal=is_causal, **options)
+
+    monkeypatch.setattr("rollfeed.model_files.trees.scaled_dot_product_attention", watch)
+    policy.score_each(trees())
+    # A response of one token has no place of its own: nothing is predicted from it.
+    responses = {(1, 8, 15), (1, 3, 10), (1, 5, 12), (1, 4, 7), (1, 11, 14), (1, 2, 13)}
+    assert seen == {(1, 7, 7), (1, 3, 3), (1, 11, 11), *responses}
 
 
 def test_a_mask_keeps_trees_of_one_row_apart() -> None:

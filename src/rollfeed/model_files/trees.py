@@ -119,7 +119,7 @@ def _attend_tree(
     prompt = slice(start, prompt_end)
     yield _attend_rows(query_LHD[None, prompt], key_LHD[None, prompt], value_LHD[None, prompt], scaling)[0]
     lengths = [end - begin for begin, end in branches]
-    if query_LHD.device.type == "cpu" and lengths and tree.num_padded <= 2 * sum(lengths):
+    if _has_mask(query_LHD) and lengths and tree.num_padded <= 2 * sum(lengths):
         behind = slice(prompt_end, branches[-1][1])
         # Padding is behind what is there, which does not see it.
         query_RWHD, *own = (
@@ -142,7 +142,7 @@ def _attend_rows(query_RWHD: Tensor, key_RSHD: Tensor, value_RSHD: Tensor, scali
     """Return what the last W of S places find in those up to their own, ``(R, W, H, D)``."""
     width, seen = query_RWHD.shape[1], key_RSHD.shape[1]
     mask_WS: Tensor | None = None
-    if width < seen and query_RWHD.device.type == "cpu":  # which has no kernel for what is causal from the end
+    if width < seen and _has_mask(query_RWHD):
         mask_WS = torch.ones(width, seen, dtype=torch.bool).tril(seen - width)
     elif width < seen:
         mask_WS = causal_lower_right(width, seen)
@@ -155,3 +155,8 @@ def _attend_rows(query_RWHD: Tensor, key_RSHD: Tensor, value_RSHD: Tensor, scali
         scale=scaling,
         enable_gqa=query_RWHD.shape[2] != key_RSHD.shape[2],
     ).transpose(1, 2)
+
+
+def _has_mask(query: Tensor) -> bool:
+    """Whether what is causal from the end has a mask: CPUs have no kernel for it."""
+    return query.device.type == "cpu"
