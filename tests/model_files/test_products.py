@@ -77,6 +77,22 @@ def test_large_layers_of_fp32_are_computed_by_onednn_and_small_ones_are_not() ->
     assert made_by(600) == plain
 
 
+@needs_onednn
+def test_a_frozen_layer_keeps_none_of_its_inputs() -> None:
+    inputs, weight = torch.randn(3, 200, 128, requires_grad=True), torch.randn(256, 128)
+    kept: list[tuple[int, ...]] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with wide_products(CPU), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        linear(inputs, weight)
+        assert kept == [(256, 128)]
+        linear(inputs.detach(), weight.requires_grad_())
+        assert kept == [(256, 128), (3, 200, 128)]
+
+
 def test_products_of_the_same_matrices_are_the_same_to_the_bit() -> None:
     first, second = torch.randn(700, 200), torch.randn(200, 300)
     assert torch.equal(product(first, second), product(first.clone(), second.clone()))

@@ -61,7 +61,9 @@ class _WideProducts(TorchFunctionMode):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        context.save_for_backward(inputs, weight_OI)
+        # Each is for the gradient of the other.
+        needs_inputs, needs_weight, _ = context.needs_input_grad
+        context.save_for_backward(inputs if needs_weight else None, weight_OI if needs_inputs else None)
         return _by_onednn(inputs, weight_OI, bias_O)
 
     @staticmethod
@@ -70,7 +72,7 @@ class _Linear(torch.autograd.Function):
         needs_inputs, needs_weight, needs_bias = context.needs_input_grad
         gradient_NO = gradients[0].flatten(0, -2)
         return (
-            product(gradient_NO, weight_OI).view_as(inputs) if needs_inputs else None,
+            product(gradient_NO, weight_OI).view(*gradients[0].shape[:-1], -1) if needs_inputs else None,
             product(gradient_NO.t(), inputs.flatten(0, -2)) if needs_weight else None,
             gradient_NO.sum(dim=0) if needs_bias else None,
         )
