@@ -294,6 +294,7 @@ def test_modules_that_are_not_there_are_refused_with_those_that_are(target, said
         ({"num_processes": 2}, "set num_processes = 1"),
         ({"lora": {"rank": 0}}, "greater than or equal to 1"),
         ({"lora": {"target_modules": []}}, "at least 1 item"),
+        ({"lora": {"target_modules": ["all-linear", "q_proj"]}}, "'all-linear' are all of them: remove it, or the"),
     ],
 )
 def test_settings_that_do_not_go_with_an_adapter_are_refused(other, said) -> None:

@@ -164,7 +164,7 @@ def test_a_state_of_another_reference_is_refused_and_changes_nothing(make_traine
         ({"loss": {"reference_refresh_interval": 5}}, "reference_refresh_interval has no effect without a divergence"),
         ({"loss": {"kl_coefficient": 0.1, "reference_mixup_alpha": 0.5}}, "no effect with reference_refresh_interval"),
         ({"loss": MIXED, "lora": LORA}, "cannot be mixed matrix by matrix: set loss.reference_mixup_alpha = 1"),
-        ({"loss": {**REFRESHED, "reference_checkpoint": "x"}, "lora": LORA}, "remove reference_checkpoint"),
+        ({"loss": {**REFRESHED, "reference_checkpoint": "x"}, "lora": LORA}, "remove loss.reference_checkpoint, or"),
     ],
 )
 def test_a_refresh_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -30,3 +30,10 @@ class LoraSettings(Section, resume=Resume.MODEL):
     @classmethod
     def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("target_modules")
+    @classmethod
+    def _all_is_alone(cls, value: list[str]) -> list[str]:
+        if ALL_LINEAR in value and len(value) > 1:
+            raise ValueError(f"{ALL_LINEAR!r} are all of them: remove it, or the others")
+        return value

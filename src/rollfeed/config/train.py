@@ -366,7 +366,10 @@ class TrainSettings(Section):
             raise ValueError(f"{what}set num_processes = 1")
         loss = self.loss
         if loss.reference_refresh_interval and loss.reference_checkpoint is not None:
-            raise ValueError(f"{what}a reference that it refreshes has the same weights: remove reference_checkpoint")
+            raise ValueError(
+                f"{what}a reference that is refreshed is its model with the adapter of then: remove "
+                "loss.reference_checkpoint, or set loss.reference_refresh_interval = 0"
+            )
         if loss.reference_mixup_alpha != 1.0:
             raise ValueError(f"{what}two of them cannot be mixed matrix by matrix: set loss.reference_mixup_alpha = 1")
         return self

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,44 @@ def test_what_is_proven_of_fp8_is_proven_without_an_adapter(folder: Path, tiny_c
     tree["model"]["checkpoint"], tree["train"]["checkpoint"] = str(served), str(tiny_checkpoint)
     with pytest.raises(ConfigError, match=r"train\.lora: .* FP8 .* set weights\.proof\.num_texts = 0"):
         trained_checkpoints(Settings.model_validate(tree), served)
+
+
+@pytest.mark.parametrize(
+    ("table", "servers", "refused"),
+    [
+        ("openai", {"base_url": ["http://127.0.0.1:9"], "model": "m"}, True),
+        ("sglang", {"workers": ["http://127.0.0.1:9"]}, False),
+    ],
+)
+def test_a_rank_that_servers_do_not_take_is_refused_before_a_run(
+    table: str, servers: dict[str, Any], refused: bool, folder: Path, tiny_checkpoint: Path
+) -> None:
+    tree = spec_for(folder, tiny_checkpoint).settings.model_dump(mode="json", exclude_unset=True)
+
+    def check(rank: int, transport: str = "adapter") -> None:
+        own = {**servers, "concurrency": 1, "weights_transport": transport}
+        tree["engine"], tree["train"]["lora"]["rank"] = {"context_length": 256, table: own}, rank
+        check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
+
+    check(512)
+    check(513, "disk")
+    said = r"rank = 513: vLLM takes adapters of a rank up to 512: lower it, or set engine\.openai\.weights_transport"
+    with pytest.raises(ConfigError, match=said) if refused else nullcontext():
+        check(513)
+
+
+def test_an_adapter_is_refused_on_another_node_and_without_peft(
+    folder: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = spec_for(folder, tiny_checkpoint).settings.model_dump(mode="json", exclude_unset=True)
+    tree["cluster"] = {"kind": "ray", "trainer": "actor"}
+    with pytest.raises(ConfigError, match=r"adapters are trained in this process: set cluster\.trainer = 'driver'"):
+        check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
+    tree["cluster"]["trainer"] = "driver"
+    check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rollfeed\[lora\]'"):
+        check_trained_model(Settings.model_validate(tree), tiny_checkpoint)
 
 
 def test_adapters_are_published_where_there_are_some(folder: Path, tiny_checkpoint: Path) -> None:

@@ -15,6 +15,7 @@ from rollfeed.config.optimizer import LearningRateSchedule
 from rollfeed.config.teacher import TeacherUse
 from rollfeed.config.train import Correction, OldLogprobs, TrainKind
 from rollfeed.engine import TINY_MODEL, TINY_MOE_MODEL
+from rollfeed.engine.launch import KINDS
 from rollfeed.errors import CheckpointError, ConfigError, in_one_line
 from rollfeed.model_files import find_config, has_weights
 from rollfeed.types import Prompt, TrainBatch
@@ -317,6 +318,13 @@ def _check_adapter(settings: Settings, checkpoint: Path) -> None:
             "no adapter gets as far as train.warm_up asks: warm up without train.lora, and name the folder model/ of "
             "that run as model.checkpoint, without [train.warm_up]"
         )
+    for name, table in settings.engine.servers.items():
+        most = max(KINDS[name].adapter_ranks, default=lora.rank)
+        if table.weights_transport == "adapter" and lora.rank > most:
+            raise ConfigError(
+                f"train.lora.rank = {lora.rank}: {KINDS[name].label} takes adapters of a rank up to {most}: lower it, "
+                f'or set engine.{name}.weights_transport = "disk"'
+            )
     # They import PyTorch, which takes seconds.
     from rollfeed.model_files.loading import empty_model
     from rollfeed.model_files.low_rank import check_peft, check_targets
