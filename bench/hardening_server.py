@@ -6,10 +6,9 @@ The server is a process of its own with the tiny model. It must be alive in the 
 beginning, bit for bit, have answered nothing with 500, and have the memory that it had after the first tenth.
 Exit code 1 if not.
 
-Its memory is told apart: what the allocator has given out, what it keeps, and the objects of Python. Of these
-safetensors 0.8.0 loses two integers, of 32 bytes, with every tensor that it reads for torch, and the server reads all
-with every load: so many are told beside them. What the allocator kept is seen once more when it has given back what it
-can, and is next to nothing with ``MALLOC_ARENA_MAX=1`` in the environment: its arenas are one a thread.
+Its memory is told apart: what the allocator has given out, what it keeps, and the objects of Python. What the allocator
+kept is seen once more when it has given back what it can, and is next to nothing with ``MALLOC_ARENA_MAX=1`` in the
+environment: its arenas are one a thread.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ import msgspec
 from rollfeed.base.serving import check_structure
 from rollfeed.config import TinyModelSettings
 from rollfeed.engine.tiny import tiny_checkpoint
-from rollfeed.model_files import read_headers
 
 NUM_CLIENTS = 12
 NUM_HALF_SENT = 40
@@ -228,7 +226,6 @@ class Server:
         self.session = session
         self.statuses: Counter[str] = Counter()
         self.failures: list[str] = []
-        self.num_loads = 0
         """Of weights out of the model's folder."""
         self.log: list[str] = []
         self._memory: asyncio.Queue[dict[str, float]] = asyncio.Queue()
@@ -324,7 +321,6 @@ async def client(server: Server, random: Random, left: list[int]) -> None:
         body = body_of(random, path)
         if path == "/update_weights_from_disk" and random.random() < 0.5:  # the same weights under another name
             body = json.dumps({"model_path": str(server.model), "weight_version": str(random.random())}).encode()
-            server.num_loads += 1
         await server.post(path, body, leaves_after=0.02 if random.random() < 0.02 else math.inf)
         if path == "/pause_generation":  # the others would wait for its end
             await server.post("/continue_generation", b"{}")
@@ -363,7 +359,6 @@ async def attack(server: Server, num_bodies: int, seed: int) -> dict[str, Any]:
                 if task.done():
                     task.result()
         memory[f"after {10 * tenth} %"] = await server.memory()
-        memory[f"after {10 * tenth} %"]["lost_by_safetensors"] = server.num_loads * 2 * len(read_headers(server.model))
         print(f"{tenth}0 %: {memory[f'after {10 * tenth} %']}, {time.monotonic() - started:.0f} s", file=sys.stderr)
     await asyncio.gather(*tasks[:-1])
     tasks[-1].cancel()

@@ -25,6 +25,7 @@ from rollfeed.model_files.headers import (
     has_weights,
     headers_by_file,
     read_headers,
+    read_offsets,
     tell_of_unknown,
     weight_files,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "read_eos_token_ids",
     "read_headers",
     "read_object",
+    "read_offsets",
     "refusal",
     "tell_of_unknown",
     "weight_files",

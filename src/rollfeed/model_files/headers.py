@@ -81,6 +81,20 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     return {name: header for tensors in headers_by_file(folder).values() for name, header in tensors.items()}
 
 
+def read_offsets(file: Path) -> dict[str, tuple[int, int]]:
+    """Return where the bytes of each tensor begin and end in a file whose header has been checked.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    with file.open("rb") as opened:
+        num_bytes = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(num_bytes))
+    starts_at = 8 + num_bytes
+    offsets = {name: value["data_offsets"] for name, value in header.items() if name != "__metadata__"}
+    return {name: (starts_at + start, starts_at + end) for name, (start, end) in offsets.items()}
+
+
 def headers_by_file(folder: Path) -> dict[str, dict[str, TensorHeader]]:
     """Return the headers of all tensors by the file, relative to the folder, that each is loaded from.
 

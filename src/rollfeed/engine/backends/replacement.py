@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rollfeed.errors import CheckpointError, EngineProtocolError, in_one_line
-from rollfeed.model_files import read_headers, weight_files
+from rollfeed.model_files import read_headers, read_offsets, weight_files
 
-_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Types that weights may come in."""
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types that weights may come in, by the names of safetensors."""
 
 
 class HalfWrittenError(Exception):
@@ -103,8 +103,8 @@ def _checked(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype |
         raise EngineProtocolError(f"weight {name!r}: its shape is {tuple(source.shape)}, the model's {shape}")
     if dtype is None and (source.is_floating_point() or source.is_complex()):
         raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not whole numbers")
-    if dtype is not None and source.dtype not in _FLOATING:
-        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _FLOATING)
+    if dtype is not None and source.dtype not in _TYPES.values():
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _TYPES.values())
         raise EngineProtocolError(f"weight {name!r}: its values are {source.dtype}, not floating point ({kinds})")
     if dtype is not None and not bool(torch.isfinite(source.to(dtype)).all()):
         raise EngineProtocolError(f"weight {name!r}: some of its values are not finite as {dtype}")
@@ -133,23 +133,40 @@ class CheckpointTensors(Mapping[str, Tensor]):
     """
 
     def __init__(self, folder: Path, names: Container[str] | None = None) -> None:
-        readers: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]
-        self._reader_of = {
-            name: reader
-            for reader in readers
-            for name in reader.keys()  # noqa: SIM118 - the reader is no mapping
-            if names is None or name in names
-        }
+        files = [_MappedFile(file) for file in weight_files(folder)]
+        self._file_of = {name: file for file in files for name in file.offsets if names is None or name in names}
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._reader_of[name].get_tensor(name)
-        return tensor
+        return self._file_of[name].read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._reader_of)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._reader_of)
+        return len(self._file_of)
+
+
+class _MappedFile:
+    """A file of weights in memory that the system reads as it is looked at.
+
+    The library of the format checks the file, but its tensors are made here: with each that it makes for torch,
+    release 0.8.0 loses two integers, 17 kB with every update of a model of 135 million parameters.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._reader: Any = safe_open(file, framework="pt")
+        self._bytes = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
+        self.offsets = read_offsets(file)
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor
+        header = self._reader.get_slice(name)
+        dtype, (start, end) = _TYPES.get(header.get_dtype()), self.offsets[name]
+        if dtype is None or start % dtype.itemsize:
+            tensor = self._reader.get_tensor(name)
+        else:
+            tensor = self._bytes[start:end].view(dtype).view(header.get_shape())
+        return tensor
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
