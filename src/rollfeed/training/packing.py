@@ -4,7 +4,8 @@ Rows are padded at the end, and lie side by side in order of length. Causal atte
 later, so a padded row gives exactly what its sequence alone gives, with any causal model and without a mask; sequences
 behind one another in one row would need a block-diagonal mask, which PyTorch's CPU kernels compute in full: four
 times the attention for twice the tokens. What is worth a mask is a prompt shared by several responses: the row is then
-a tree, the prompt followed by its branches, each of which sees the prompt and itself.
+a tree, the prompt followed by its branches, each of which sees the prompt and itself. Where a model attends to trees
+block by block, without a mask, they lie behind one another in one row (:meth:`MicroBatch.without_padding`).
 
 The last token of a sequence is no input, because nothing behind it is trained on.
 
