@@ -116,6 +116,14 @@ async def test_a_broken_stream_goes_on_from_the_tokens_that_arrived(vllm: Any, e
         assert completion.prompt_tokens == 3
 
 
+async def test_a_stream_that_breaks_after_all_tokens_is_whole(vllm: Any, engine_at: Any, asked: Any) -> None:
+    fault = streamed(event([97] * 6), breaks=True)
+    async with vllm(routes={COMPLETIONS}, faults=[fault]) as server, engine_at(server) as engine:
+        completion = await engine.generate(PROMPT, asked(6), request_id="a")
+        assert (completion.finish_reason.kind, completion.token_ids.tolist()) == (FinishKind.LENGTH, [97] * 6)
+        assert len(server.bodies) == 1
+
+
 async def test_a_stream_that_ends_without_a_reason_goes_on(vllm: Any, engine_at: Any, asked: Any) -> None:
     async with vllm() as server, engine_at(server) as engine:
         server.abort_at = 2

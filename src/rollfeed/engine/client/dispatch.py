@@ -123,7 +123,7 @@ class Dispatcher:
 
     async def _serve(self, flight: Flight) -> None:
         """Send a flight until it has been answered or is put back."""
-        while not flight.is_put_back:
+        while not flight.is_put_back and flight.remaining_tokens > 0:
             worker = await self._next_worker(flight)
             if flight.parts:
                 self._parts.counters.resumed_requests += 1
