@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from tests.training.test_routing_replay import CONFIGS
+from transformers.models.mixtral import modeling_mixtral
 
 from rollfeed.config import TinyModelSettings
 from rollfeed.engine.tiny import tiny_checkpoint as make_tiny_checkpoint
@@ -101,6 +102,30 @@ def test_each_micro_batch_has_its_loss_weighted_as_its_tokens_are(make_moe_train
     assert single["train/micro_batches"] == 4
     assert single["train/router_aux_loss"] == pytest.approx(expected, abs=1e-6)
     assert single["train/loss"] - without["train/loss"] == pytest.approx(COEFFICIENT * expected, abs=1e-6)
+
+
+def test_prompts_that_are_computed_once_count_once_and_padding_does_not(
+    make_moe_trainer, checkpoint, sample_of, group_of, batch_of
+) -> None:
+    """Two groups of other lengths are two rows with branches."""
+    groups, expected = [], []
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    for number, (prompt, answers) in enumerate([([3, 9, 4, 17], [[5, 6, 7, 8], [9, 2]]), ([7, 8], [[3, 4], [5, 9]])]):
+        samples = [
+            sample_of(prompt, each, index=2 * number + n, rollout_id=2 * number + n) for n, each in enumerate(answers)
+        ]
+        groups.append(group_of(number, [[each] for each in samples]))
+        for place, answer in enumerate(answers):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([prompt + answer[:-1]]), output_router_logits=True).router_logits
+            expected.append([each[len(prompt) if place else 0 :] for each in logits])
+    layers = tuple(torch.cat(each) for each in zip(*expected, strict=True))
+    experts, chosen = model.config.num_experts, model.config.num_experts_per_tok
+    loss = modeling_mixtral.load_balancing_loss_func(layers, experts, chosen)
+    figures = make_moe_trainer(**EVEN, share_prompts=True).train_step(batch_of(groups, [1.0, -1.0, 0.5, -0.5])).metrics
+    assert figures["train/micro_batches"] == 1
+    assert figures["train/computed_tokens"] == len(layers[0]) == 12
+    assert figures["train/router_aux_loss"] == pytest.approx(float(loss), abs=1e-6)
 
 
 @pytest.mark.parametrize(

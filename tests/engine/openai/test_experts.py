@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engine.openai.conftest import COMPLETIONS, TOKENS, npy
+from tests.engine.openai.test_faults import DONE, event, streamed
 
+from rollfeed.engine.client.replies import Reply
 from rollfeed.engine.dialects.vllm.replies import VLLMAnswer
-from rollfeed.errors import EngineProtocolError
+from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing import CharTokenizer
-from rollfeed.types import FinishKind
+from rollfeed.types import FinishKind, FinishReason, SamplingMask, VersionSpan
 
 CAPTURED = json.loads((Path(__file__).parent / "experts_of_vllm.json").read_text())
 """Of a real one."""
@@ -87,6 +89,32 @@ async def test_a_response_cut_off_at_its_last_token_has_the_experts_of_all_its_t
     assert completion.finish_reason.kind is FinishKind.LENGTH
     assert [(span.start, span.end) for span in completion.version_spans] == [(0, num_tokens)]
     assert np.array_equal(completion.routed_experts.numbers, experts(2 + num_tokens).reshape(-1, 4))
+
+
+async def test_a_token_that_always_comes_without_its_experts_is_no_answer(
+    vllm: Any, engine_at: Any, asked: Any
+) -> None:
+    faults = [streamed(event([97]), DONE)] * 9
+    async with vllm(expert_file=expert_file, faults=faults) as server, engine_at(server, max_tries=3) as engine:
+        with pytest.raises(EngineUnavailableError, match=r"no answer after 3 failed tries; .* aborted by the server"):
+            await engine.generate(PROMPT, asked(1, return_routed_experts=True), request_id="r")
+
+
+def test_a_reply_without_its_last_token_says_nothing_of_it() -> None:
+    reply = Reply(
+        np.array([5, 6, 7], np.int32),
+        np.array([-1.0, -2.0, -3.0], np.float32),
+        FinishReason(FinishKind.ABORT),
+        version_spans=(VersionSpan(0, 1, 3), VersionSpan(1, 3, 4)),
+        sampling_mask=SamplingMask.of([[5], [6, 8], [7, 9]]),
+        text="abc",
+    )
+    shorter = reply.without_last()
+    assert (shorter.token_ids.tolist(), shorter.logprobs.tolist(), shorter.text) == ([5, 6], [-1.0, -2.0], None)
+    assert shorter.version_spans == (VersionSpan(0, 1, 3), VersionSpan(1, 2, 4))
+    assert shorter.sampling_mask is not None
+    assert [each.tolist() for each in shorter.sampling_mask.split()] == [[5], [6, 8]]
+    assert shorter.without_last().version_spans == (VersionSpan(0, 1, 3),)
 
 
 @pytest.mark.parametrize(
