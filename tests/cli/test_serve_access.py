@@ -41,9 +41,9 @@ def test_x05_with_a_key_or_told_to_do_without_it_may_be_reached(
     monkeypatch.setenv("SERVER_KEY", "secret")
     parse = build_parser("serve").parse_args
     usual = ["serve", server, "--host", "0.0.0.0", *folder]
-    assert server_key(parse([*usual, option, "SERVER_KEY"]), option) == "secret"
+    assert server_key(parse([*usual, option, "SERVER_KEY"]), option).value == "secret"
     monkeypatch.setenv("SERVER_KEY", "")
     with pytest.raises(ConfigError, match="has no key in it"):
         server_key(parse([*usual, option, "SERVER_KEY"]), option)
     if may_do_without:
-        assert server_key(parse([*usual, "--no-key"]), option) is None
+        assert server_key(parse([*usual, "--no-key"]), option).value is None
