@@ -25,7 +25,7 @@ from rollfeed.model_files.headers import (
     has_weights,
     headers_by_file,
     read_headers,
-    read_offsets,
+    read_stored,
     tell_of_unknown,
     weight_files,
 )
@@ -48,7 +48,7 @@ __all__ = [
     "read_eos_token_ids",
     "read_headers",
     "read_object",
-    "read_offsets",
+    "read_stored",
     "refusal",
     "tell_of_unknown",
     "weight_files",

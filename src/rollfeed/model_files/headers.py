@@ -50,6 +50,16 @@ class TensorHeader(NamedTuple):
         return self.dtype.startswith(("F", "BF"))
 
 
+class StoredTensor(NamedTuple):
+    """A tensor in a file."""
+
+    header: TensorHeader
+    start: int
+    """Where its bytes begin, counted from the file's beginning."""
+    end: int
+    """Where they end, exclusive."""
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that a model's weights are loaded from, chosen as transformers does.
 
@@ -81,18 +91,28 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     return {name: header for tensors in headers_by_file(folder).values() for name, header in tensors.items()}
 
 
-def read_offsets(file: Path) -> dict[str, tuple[int, int]]:
-    """Return where the bytes of each tensor begin and end in a file whose header has been checked.
+def read_stored(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file's header, by name, once the file is as long as it says.
 
     Raises:
-        OSError: If it cannot be read.
+        CheckpointError: If it cannot be read, is cut short or something else.
     """
-    with file.open("rb") as opened:
-        num_bytes = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(num_bytes))
-    starts_at = 8 + num_bytes
-    offsets = {name: value["data_offsets"] for name, value in header.items() if name != "__metadata__"}
-    return {name: (starts_at + start, starts_at + end) for name, (start, end) in offsets.items()}
+    check_content(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            text = file.read(num_bytes) if 2 <= num_bytes <= min(_MAX_HEADER_BYTES, size - 8) else b""
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not text:
+        problem = "is empty" if size == 0 else "is cut short or no safetensors file"
+        raise refusal(path, f"{problem}: fetch it again")
+    tensors = _parsed_header(path, text)
+    end = max(tensor.end for tensor in tensors.values())
+    if size != end:
+        raise refusal(path, f"has {size} of {end} bytes: fetch it again")
+    return tensors
 
 
 def headers_by_file(folder: Path) -> dict[str, dict[str, TensorHeader]]:
@@ -101,7 +121,9 @@ def headers_by_file(folder: Path) -> dict[str, dict[str, TensorHeader]]:
     Raises:
         CheckpointError: As :func:`read_headers`.
     """
-    headers = {file: _read_header(file) for file in weight_files(folder)}
+    headers = {
+        file: {name: tensor.header for name, tensor in read_stored(file).items()} for file in weight_files(folder)
+    }
     _check_index(folder, headers)
     last: dict[str, Path] = {}
     for file, tensors in headers.items():
@@ -239,38 +261,22 @@ def _missing_weights(folder: Path) -> CheckpointError:
     return CheckpointError(f"{folder}: no *.safetensors weights; convert the model with save_pretrained first")
 
 
-def _read_header(path: Path) -> dict[str, TensorHeader]:
-    """Return a file's header once the file is as long as it says."""
-    check_content(path)
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            num_bytes = int.from_bytes(file.read(8), "little")
-            text = file.read(num_bytes) if 2 <= num_bytes <= min(_MAX_HEADER_BYTES, size - 8) else b""
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if not text:
-        problem = "is empty" if size == 0 else "is cut short or no safetensors file"
-        raise refusal(path, f"{problem}: fetch it again")
-    tensors, end = _parsed_header(path, text)
-    if size != 8 + num_bytes + end:
-        raise refusal(path, f"has {size} of {8 + num_bytes + end} bytes: fetch it again")
-    return tensors
-
-
-def _parsed_header(path: Path, text: bytes) -> tuple[dict[str, TensorHeader], int]:
-    """Return the tensors of a header, and where the last one ends."""
+def _parsed_header(path: Path, text: bytes) -> dict[str, StoredTensor]:
+    """Return the tensors of a header."""
+    starts_at = 8 + len(text)
     try:
         header: dict[str, Any] = json.loads(text)
-        tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-        found = {
-            name: TensorHeader(tuple(map(int, value["shape"])), str(value["dtype"])) for name, value in tensors.items()
-        }
-        end = max((int(value["data_offsets"][1]) for value in tensors.values()), default=0)
+        found = {name: _stored(value, starts_at=starts_at) for name, value in header.items() if name != "__metadata__"}
     except (ValueError, RecursionError):
         raise refusal(path, "has a header that is not JSON: fetch it again") from None
     except (TypeError, KeyError, IndexError, AttributeError):
         raise refusal(path, "has a header without data_offsets, shape or dtype: fetch it again") from None
     if not found:
         raise refusal(path, "has no tensors")
-    return found, end
+    return found
+
+
+def _stored(value: Mapping[str, Any], *, starts_at: int) -> StoredTensor:
+    start, end = value["data_offsets"][0], value["data_offsets"][1]
+    header = TensorHeader(tuple(map(int, value["shape"])), str(value["dtype"]))
+    return StoredTensor(header, starts_at + int(start), starts_at + int(end))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rollfeed.errors import CheckpointError, EngineProtocolError, in_one_line
-from rollfeed.model_files import read_headers, read_offsets, weight_files
+from rollfeed.model_files import read_headers, read_stored, weight_files
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that weights may come in, by the names of safetensors."""
@@ -134,7 +134,7 @@ class CheckpointTensors(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, names: Container[str] | None = None) -> None:
         files = [_MappedFile(file) for file in weight_files(folder)]
-        self._file_of = {name: file for file in files for name in file.offsets if names is None or name in names}
+        self._file_of = {name: file for file in files for name in file.tensors if names is None or name in names}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._file_of[name].read(name)
@@ -156,16 +156,16 @@ class _MappedFile:
     def __init__(self, file: Path) -> None:
         self._reader: Any = safe_open(file, framework="pt")
         self._bytes = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
-        self.offsets = read_offsets(file)
+        self.tensors = read_stored(file)
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor
-        header = self._reader.get_slice(name)
-        dtype, (start, end) = _TYPES.get(header.get_dtype()), self.offsets[name]
+        header, start, end = self.tensors[name]
+        dtype = _TYPES.get(header.dtype)
         if dtype is None or start % dtype.itemsize:
             tensor = self._reader.get_tensor(name)
         else:
-            tensor = self._bytes[start:end].view(dtype).view(header.get_shape())
+            tensor = self._bytes[start:end].view(dtype).view(header.shape)
         return tensor
 
 
