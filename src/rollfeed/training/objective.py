@@ -95,8 +95,9 @@ class Tally:
         if ranks.size == 1:
             return self
         own, found = Tally(), Tally()
+        names = [f"{name} ({kind})" for kind, values in self._gathered.items() for name in sorted(values)]
+        ranks.check_alike({"the names of their metrics": ", ".join(names)})
         for kind, values in self._gathered.items():
-            ranks.check_alike({"the names of their metrics": ", ".join(sorted(values))})
             own._gathered[kind] = {name: value.cpu() for name, value in values.items()}  # a few numbers, once a batch
         for each in ranks.everybodys(own):
             found.merge(each)
