@@ -149,8 +149,9 @@ class WorkerPool:
     ) -> Any:
         """Call a plain function in a worker and return its result as JSON values.
 
-        It is named as ``package.module.function`` or ``module:name``; tuples arrive as lists. At the deadline the
-        process is killed; that of a cancelled call, too, unless it had no turn yet.
+        It is named as ``package.module.function`` or ``module:name``, never of ``__main__``; tuples arrive as lists.
+        The deadline counts from the call's turn, and there the process is killed; that of a cancelled call, too, unless
+        it had no turn yet. ``cached`` takes the result of an equal call, and keeps this one's.
 
         Raises:
             ConfigError: If the processes cannot be started.
