@@ -121,7 +121,7 @@ def test_samples_are_of_the_weights_that_trl_allows_by_its_numbers(make: Any, mo
     begin(rollouts, model, version=11)
     for version in range(12, 16):
         for sample in take(rollouts):
-            assert version - 2 <= sample.model_version < version
+            assert version - 1 - 2 <= sample.model_version < version  # the trainer's own is version - 1 here
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.01 * torch.randn(parameter.shape)
