@@ -202,7 +202,6 @@ def leaving(**_: Any) -> list[float]:
 def test_health_tells_why_no_sample_comes(make: Any, model: Any, function: Any, told: str) -> None:
     rollouts = make(reward_funcs=function)
     begin(rollouts, model)
-    rollouts.check_health(SECONDS)
     with pytest.raises(RunFailedError, match=rf"no more samples: .*{told}"):
         wait_for_a_sample(rollouts)
 
@@ -220,7 +219,7 @@ def test_health_tells_that_nothing_happens(make: Any, model: Any) -> None:
     rollouts = make()
     begin(rollouts, model)
     rollouts.check_health(SECONDS)
-    with pytest.raises(RunFailedError, match="no rollout has ended for 0 s: see heartbeat_stale_after_s"):
+    with pytest.raises(RunFailedError, match=r"no rollout has ended for \d+ s: see heartbeat_stale_after_s"):
         rollouts.check_health(-1.0)
 
 
