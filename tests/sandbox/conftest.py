@@ -53,7 +53,7 @@ def processes_with() -> Callable[[str], list[int]]:
         return found
 
     def wait(text: str) -> list[int]:
-        for _ in range(250):
+        for _ in range(3_000):
             if not look(text):
                 return []
             time.sleep(0.02)
@@ -64,10 +64,10 @@ def processes_with() -> Callable[[str], list[int]]:
 
 @pytest.fixture
 def zombies() -> Callable[[], list[int]]:
-    """Return the function that lists the dead children that this process has not waited for."""
+    """Return the function that lists the dead children of the test that this process has not waited for."""
 
-    def look() -> list[int]:
-        found = []
+    def look() -> set[int]:
+        found = set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
@@ -75,10 +75,11 @@ def zombies() -> Callable[[], list[int]]:
                 except OSError:
                     continue
                 if words[0] == "Z" and int(words[1]) == os.getpid():
-                    found.append(int(entry.name))
+                    found.add(int(entry.name))
         return found
 
-    return look
+    before = look()
+    return lambda: sorted(look() - before)
 
 
 @pytest.fixture(params=[IsolationLevel.BUBBLEWRAP, IsolationLevel.NAMESPACES, IsolationLevel.LIMITS], ids=str)

@@ -6,7 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import rollfeed
 from rollfeed.protocols import Isolation, IsolationLevel
@@ -66,3 +70,22 @@ def test_x45_folders_of_a_killed_process_go_at_the_next_start_and_no_others(tmp_
         for process in (living, killed):
             process.kill()
             process.communicate()
+
+
+async def test_a_folder_that_another_start_takes_for_one_left_behind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], tempfile.mkdtemp
+
+    def taken_at_once(*args: Any, **named: Any) -> str:
+        made.append(make(*args, **named))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken_at_once)
+    async with LocalSandboxes(isolation=ISOLATION, max_running=1, scratch=tmp_path).open() as sandbox:
+        await sandbox.write("file", b"content")
+        assert await sandbox.read("file") == b"content"
+    assert len(made) == 2
+    assert os.listdir(tmp_path) == []

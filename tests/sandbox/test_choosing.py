@@ -162,7 +162,7 @@ async def main():
             command = ["python3", "-I", "-S", "main.py", f"survivor-{os.getpid()}"]
             result = await sandbox.exec(command, stdin=b"2 3", limits=ExecLimits(wall_seconds=20.0))
         seen[str(level)] = [str(sandboxes.isolation), result.exit_code, result.stdout.decode()]
-    for _ in range(100):
+    for _ in range(1_200):
         survivors = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_survivor(pid)]
         if not survivors:
             break

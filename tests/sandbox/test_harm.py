@@ -232,7 +232,6 @@ print("done", flush=True)
     marker = f"zombie-{os.getpid()}"
     result = await run(sandboxes, program, marker)
     assert (result.outcome, result.exit_code, result.stdout) == (ExecOutcome.EXITED, 0, b"done\n")
-    assert result.wall_seconds < 10
     assert processes_with(marker) == []
     assert zombies() == []
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from rollfeed.sandbox import LocalSandboxes, start_sandboxes
 from rollfeed.sandbox.cgroups import Cgroup, find_cgroups
 from rollfeed.sandbox.own_time import OwnClock, family_cpu_seconds, wants_core
 from rollfeed.sandbox.running import run
+from rollfeed.sandbox.usage import status_words
 
 ONE_SPINS = "while :; do :; done"
 NO_GROUPS = "none in this test"
@@ -38,13 +39,22 @@ def started(script: str) -> Iterator[int]:
         process.stdout.close()
 
 
-def until_asleep(pid: int) -> None:
-    while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] or wants_core(pid):
+def until(holds: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends_at
         time.sleep(0.01)
+
+
+def until_asleep(pid: int) -> None:
+    """Return when a process has become ``sleep`` and does: while its pages are read, it waits in another state."""
+    command, state = Path(f"/proc/{pid}/cmdline"), f"/proc/{pid}/stat"
+    until(lambda: b"sleep" in command.read_bytes().split(b"\0")[0] and status_words(state)[0] == "S")
 
 
 def test_x20_a_program_that_waits_for_a_core_takes_no_time() -> None:
     with started(f"printf x; exec >/dev/null; {ONE_SPINS}") as pid:
+        until(lambda: wants_core(pid))
         used = [0.0, 0.0, 0.25, 9.0]
         clock = OwnClock(pid, now=100.0, looks_every=0.1, used=lambda: used.pop(0))
         clock.tick(150.0)  # 50 s in which it had no core
@@ -71,7 +81,7 @@ def test_x20_threads_and_descendants_count(tmp_path: Path) -> None:
         "import threading\ndef spin():\n while True: pass\nthreading.Thread(target=spin).start()\nprint(flush=True)"
     )
     with started(f"{sys.executable} -S {spin} & wait") as pid:
-        assert wants_core(pid)
+        until(lambda: wants_core(pid))  # threads that hand the interpreter on are looked at one after the other
     with started(
         "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; printf x; exec sleep 600 >/dev/null"
     ) as pid:
@@ -124,6 +134,17 @@ async def test_x20_time_of_children_that_have_ended_counts(tmp_path: Path, cgrou
         limits = ExecLimits(wall_seconds=60.0, cpu_seconds=0.3)
         result = await sandbox.exec(["python3", "-I", "-S", "-c", SPINNING_CHILDREN], limits=limits)
     assert result.outcome is ExecOutcome.TIMEOUT
+
+
+async def test_x20_a_program_that_the_kernel_ends_for_its_time_before_the_next_look_is_too_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandboxes = await start_sandboxes(scratch=tmp_path)
+    monkeypatch.setattr("rollfeed.sandbox.running._WATCH_SECONDS", 3_600.0)  # as on a machine that is too busy to look
+    async with sandboxes.open() as sandbox:
+        limits = ExecLimits(wall_seconds=60.0, cpu_seconds=0.3)
+        result = await sandbox.exec(["python3", "-I", "-S", "-c", "while True: pass"], limits=limits)
+    assert (result.outcome, result.exit_code) == (ExecOutcome.TIMEOUT, None)
 
 
 async def test_x20_without_groups_a_program_has_one_core_and_cannot_take_another(tmp_path: Path) -> None:

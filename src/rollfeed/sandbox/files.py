@@ -79,12 +79,14 @@ def make_held_folder(place: Path | None) -> Path:
         _delete_abandoned(where)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_HELD, dir=where))
-        lock = os.open(folder, _FOLDER_FLAGS)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():  # another process may have taken it for one that is left behind
-            _LOCKS[folder] = lock
-            return folder
-        os.close(lock)
+        # Another process may take it for one that is left behind until it is locked, and delete it.
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, _FOLDER_FLAGS)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                _LOCKS[folder] = lock
+                return folder
+            os.close(lock)
 
 
 def _delete_abandoned(place: Path) -> None:

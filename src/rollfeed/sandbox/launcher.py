@@ -170,13 +170,14 @@ def _limit_all(limits: str, *, user_wide: bool) -> None:
     for entry in limits.split(","):
         name, _, value = entry.partition("=")
         taken = _num_tasks_of_user() if name == "RLIMIT_NPROC" and user_wide else 0
-        _limit(getattr(resource, name), int(value) + taken)
+        # At the soft limit of time the kernel sends a signal of its own, which tells the parent why the program ended.
+        _limit(getattr(resource, name), int(value) + taken, further=1 if name == "RLIMIT_CPU" else 0)
 
 
-def _limit(which: int, value: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (value, value))
+def _limit(which: int, soft: int, *, further: int) -> None:
+    most = resource.getrlimit(which)[1]
+    soft, hard = (value if most == resource.RLIM_INFINITY else min(value, most) for value in (soft, soft + further))
+    resource.setrlimit(which, (soft, hard))
 
 
 def _num_tasks_of_user() -> int:

@@ -15,7 +15,7 @@ from rollfeed.protocols import ExecLimits, ExecResult, Isolation, IsolationLevel
 from rollfeed.sandbox.cgroups import Cgroup, Cgroups, find_cgroups
 from rollfeed.sandbox.files import delete_folder, make_held_folder, read_within, write_within
 from rollfeed.sandbox.own_mounts import OwnMounts, find_own_mounts
-from rollfeed.sandbox.running import run, uncancelled
+from rollfeed.sandbox.running import run, settled, uncancelled
 from rollfeed.sandbox.wrapping import pick_user, wrap
 
 _SWEEPS = 100
@@ -63,8 +63,10 @@ class LocalSandbox:
             raise SandboxError("the command is empty")
         bounded = nullcontext() if self._mounts is None else self._mounts.bounded(self._folder, limits)
         async with self._turns.take() as core, bounded as temporary:
-            group = await asyncio.to_thread(self._make_group, limits)
+            group, cancelled = await settled(asyncio.to_thread(self._make_group, limits))
             try:
+                if cancelled:
+                    raise asyncio.CancelledError
                 return await self._run(command, stdin=stdin, limits=limits, group=group, core=core, temporary=temporary)
             finally:
                 if group is not None:

@@ -66,7 +66,7 @@ async def run(
     try:
         spawning = _spawn(make_command(theirs), (theirs, *entrances), environment)
         # asyncio's own way with a cancelled start kills the process, waits for its pipes, and knows of no descendants.
-        (transport, protocol), cancelled = await _settled(spawning)
+        (transport, protocol), cancelled = await settled(spawning)
     except OSError as error:
         os.close(status)
         raise SandboxError(f"a sandboxed program cannot be started: {error}") from error
@@ -179,6 +179,8 @@ class _RunningProgram:
             outcome = self._limit_reached.result()
         elif self._group is not None and self._group.was_out_of_memory():
             outcome = ExecOutcome.MEMORY_LIMIT
+        elif exited and self._exit_code() == -signal.SIGXCPU:  # the kernel was there before our next look
+            outcome = ExecOutcome.TIMEOUT
         return ExecResult(
             outcome=outcome,
             exit_code=self._exit_code() if outcome is ExecOutcome.EXITED else None,
@@ -280,7 +282,7 @@ async def _cancelled() -> str:
     raise asyncio.CancelledError
 
 
-async def _settled(work: Coroutine[Any, Any, _T]) -> tuple[_T, bool]:
+async def settled(work: Coroutine[Any, Any, _T]) -> tuple[_T, bool]:
     """Return the result of ``work``, and whether this task was cancelled meanwhile."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
