@@ -201,7 +201,11 @@ def test_a_folder_of_what_does_not_belong_together_is_refused(load: Load, tmp_pa
     assert "has files in several folders, main, socratic" in refusal(load, tmp_path / "two")
 
 
-def test_a_data_set_of_the_hub_that_is_not_here_is_told_how_to_fetch(load: Load) -> None:
+def test_a_data_set_of_the_hub_that_is_not_here_is_told_how_to_fetch(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     message = refusal(load, "openai/gsm8k/main", split="train")
     assert "hf download --repo-type dataset openai/gsm8k --local-dir data/gsm8k" in message
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from rollfeed.errors import ConfigError, WorkerDiedError, WorkerTimeoutError
 from rollfeed.rewards.hub import RewardHub
 from rollfeed.rewards.registry import BUILTIN_GRADERS, BuiltinGrader
+from rollfeed.testing.virtual_loop import run_in_virtual_time
 from rollfeed.types import Correct, Outcome, Prompt, Rollout, Sample, SampleStatus, Verdict
 
 MakePrompt = Callable[..., Prompt]
@@ -21,7 +23,8 @@ MakeRollout = Callable[..., Rollout]
 
 
 def hub(**settings: Any) -> RewardHub:
-    return RewardHub(**{"graders": BUILTIN_GRADERS, "timeout_seconds": 30.0} | settings)
+    patient = {"timeout_seconds": 60.0, "worker_timeout_seconds": 60.0}
+    return RewardHub(**{"graders": BUILTIN_GRADERS, **patient} | settings)
 
 
 @pytest.fixture
@@ -153,7 +156,7 @@ async def test_plain_and_async_functions_work_alike(function: Any, group: list[R
 
 
 async def test_plain_functions_leave_the_event_loop_free(group: list[Rollout], prompt: Prompt) -> None:
-    meeting = threading.Barrier(4, timeout=30.0)
+    meeting = threading.Barrier(4, timeout=60.0)
     loop = asyncio.get_running_loop()
 
     def wait_for_the_others(sample: Sample, prompt: Prompt) -> float:
@@ -404,39 +407,70 @@ async def test_a_result_that_is_no_reward_names_the_function_and_where_it_is(
     assert verdict.detail.startswith(told("reward.functions.mine", wordy, "it returned 'good'"))
 
 
-async def test_call_over_its_deadline_is_a_timeout_for_that_rollout_only(group: list[Rollout], prompt: Prompt) -> None:
-    release = threading.Event()
+class Stuck:
+    """Hangs on some rollouts, each in a thread; knows when the others have been scored."""
 
-    def plain(sample: Sample, prompt: Prompt) -> float:
-        if sample.rollout_id == 8:
-            release.wait()
-        return 1.0
+    def __init__(self, *rollout_ids: int) -> None:
+        self._hanging = rollout_ids
+        self._release = threading.Event()
+        self._threads: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
 
+    def __enter__(self) -> Callable[[Sample, Prompt], float]:
+        def function(sample: Sample, prompt: Prompt) -> float:
+            if sample.rollout_id in self._hanging:
+                self._release.wait()
+            else:
+                self._threads.put(threading.current_thread())
+            return 1.0
+
+        return function
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self._release.set()
+
+    async def wait_for_others(self, count: int) -> None:
+        """Return when what so many returned is on its way; no virtual time passes meanwhile."""
+
+        def wait() -> None:
+            for _ in range(count):
+                self._threads.get(timeout=60.0).join()
+
+        await asyncio.to_thread(wait)
+
+
+def test_call_over_its_deadline_is_a_timeout_for_that_rollout_only(group: list[Rollout], prompt: Prompt) -> None:
     async def asynchronous(sample: Sample, prompt: Prompt) -> float:
         if sample.rollout_id == 8:
             await asyncio.Event().wait()
         return 1.0
 
-    for function in (plain, asynchronous):
-        verdicts = await hub(reward_fn=function, timeout_seconds=0.5).score(group, prompt)
-        assert rewards(verdicts) == [1.0, None, 1.0]
-        assert verdicts[1].outcome is Outcome.TIMEOUT
-        assert verdicts[1].detail.startswith(told("plugins.reward", function, "no result within 0.5 s"))
-    release.set()
+    async def score(function: Any, num_others: int) -> list[Verdict]:
+        scoring = asyncio.create_task(hub(reward_fn=function).score(group, prompt))
+        await stuck.wait_for_others(num_others)
+        return await scoring
+
+    stuck = Stuck(8)
+    with stuck as plain:
+        for function, num_others in ((plain, 2), (asynchronous, 0)):
+            verdicts = run_in_virtual_time(score(function, num_others))
+            assert rewards(verdicts) == [1.0, None, 1.0]
+            assert verdicts[1].outcome is Outcome.TIMEOUT
+            assert verdicts[1].detail.startswith(told("plugins.reward", function, "no result within 60 s"))
 
 
-async def test_stuck_functions_do_not_keep_others_from_running(make_rollout: MakeRollout, prompt: Prompt) -> None:
-    release = threading.Event()
-
-    def stuck_on_most(sample: Sample, prompt: Prompt) -> float:
-        if sample.rollout_id < 60:
-            release.wait()
-        return 1.0
-
+def test_stuck_functions_do_not_keep_others_from_running(make_rollout: MakeRollout, prompt: Prompt) -> None:
     group = [make_rollout(number, "a") for number in range(64)]
-    verdicts = await hub(reward_fn=stuck_on_most, timeout_seconds=0.5).score(group, prompt)
+
+    async def score(function: Any) -> list[Verdict]:
+        scoring = asyncio.create_task(hub(reward_fn=function).score(group, prompt))
+        await asyncio.sleep(60.0)  # of virtual time: the first ones have had theirs, and the last ones have their turn
+        await stuck.wait_for_others(4)
+        return await scoring
+
+    stuck = Stuck(*range(60))
+    with stuck as function:
+        verdicts = run_in_virtual_time(score(function))
     assert rewards(verdicts) == [None] * 60 + [1.0] * 4
-    release.set()
 
 
 async def test_cancelling_the_scoring_cancels_async_functions(group: list[Rollout], prompt: Prompt) -> None:

@@ -30,7 +30,7 @@ def hub(parts: list[dict[str, Any]] | None = None, **settings: Any) -> RewardHub
     mixture = [MixturePartSettings(**part) for part in parts or ()]
     own = {"rm_type": "mixture", "reward_key": "mixture"} if mixture else {}
     graders: Mapping[str, Any] = {**BUILTIN_GRADERS, "by_length": OfSamples(by_length)}
-    return RewardHub(graders=graders, mixture=mixture, timeout_seconds=5.0, **{**own, **settings})
+    return RewardHub(graders=graders, mixture=mixture, timeout_seconds=60.0, **{**own, **settings})
 
 
 PARTS = [

@@ -33,7 +33,7 @@ def is_expected(verdict: Verdict, expected: Any) -> bool:
 
 @pytest.mark.parametrize("kind", sorted(read_cases()))
 async def test_variants_get_their_verdicts(kind: str) -> None:
-    hub = RewardHub(graders=BUILTIN_GRADERS, timeout_seconds=5.0)
+    hub = RewardHub(graders=BUILTIN_GRADERS, timeout_seconds=5.0, worker_timeout_seconds=60.0)
     failed = []
     for case in read_cases()[kind]:
         verdict = await hub.grade(

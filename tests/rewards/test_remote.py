@@ -13,6 +13,7 @@ from rollfeed.config import RemoteForm, RemoteRewardSettings, RewardSettings
 from rollfeed.config.api_key import ApiKey
 from rollfeed.errors import ConfigError
 from rollfeed.rewards.over_http.remote import RemoteGrader
+from rollfeed.testing.virtual_loop import run_in_virtual_time
 from rollfeed.types import Outcome
 
 Serve = Callable[..., Any]
@@ -21,7 +22,8 @@ KEY = ApiKey("reward.remote.api_key_env", "REWARD_KEY", "secret-7")
 
 async def grade(url: str | None, *, response: str = "r", label: Any = "l", **settings: Any) -> Any:
     api_key = settings.pop("api_key", None)
-    async with RemoteGrader(RemoteRewardSettings(url=url, **settings), api_key=api_key) as grader:
+    patient = {"timeout_seconds": 60.0} | settings
+    async with RemoteGrader(RemoteRewardSettings(url=url, **patient), api_key=api_key) as grader:
         verdict = await grader(response, label, {"prompt_text": "p"})
         assert grader._server.num_in_flight == 0
         return verdict
@@ -133,24 +135,31 @@ async def test_reply_without_a_number_is_an_error_and_not_asked_for_again(
 @pytest.mark.parametrize(
     "failure", [{"status": 500}, {"status": 429}, {"status": 408}, {"reset": True}, {"hang": True}], ids=str
 )
-async def test_failure_that_may_pass_is_tried_again(serve_script: Serve, failure: dict[str, Any]) -> None:
-    async with serve_script([failure, {"json": 1.0}]) as server:
-        assert (await grade(server.url, timeout_seconds=0.3)).reward == 1.0
-        assert len(server.bodies) == 2
+def test_failure_that_may_pass_is_tried_again(serve_script: Serve, failure: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with serve_script([failure, {"json": 1.0}]) as server:
+            assert (await grade(server.url)).reward == 1.0
+            assert len(server.bodies) == 2
+
+    run_in_virtual_time(main())
 
 
-async def test_server_that_hangs_is_a_timeout_after_its_tries(serve_script: Serve) -> None:
-    async with serve_script([{"hang": True, "repeat": True}]) as server:
-        verdict = await grade(server.url, timeout_seconds=0.1, max_tries=2)
-        assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
-        assert verdict.detail == f"{server.url}: no reply within timeout_seconds = 0.1 (2 tries)"
-        assert len(server.bodies) == 2
+def test_server_that_hangs_is_a_timeout_after_its_tries(serve_script: Serve) -> None:
+    async def main() -> None:
+        async with serve_script([{"hang": True, "repeat": True}]) as server:
+            verdict = await grade(server.url, timeout_seconds=20.0, max_tries=2)
+            assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
+            assert verdict.detail == f"{server.url}: no reply within timeout_seconds = 20 (2 tries)"
+            assert len(server.bodies) == 2
+
+    run_in_virtual_time(main())
 
 
 async def test_server_that_is_not_there_is_an_error_with_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    verdict = await grade(url, max_tries=2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        verdict = await grade(url, max_tries=2)
     assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
     assert url in verdict.detail
 
@@ -212,23 +221,26 @@ async def test_reply_that_breaks_off_or_is_no_http_is_an_error(reply: bytes) -> 
     assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, None)
 
 
-async def test_server_that_answers_a_byte_at_a_time_is_a_timeout() -> None:
-    ended = asyncio.Event()
-
+def test_server_that_answers_a_byte_at_a_time_is_a_timeout() -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             while True:
                 writer.write(b"1")
                 await writer.drain()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(1.0)
         await close(writer)
         ended.set()
 
-    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        verdict = await grade(url, max_tries=1, timeout_seconds=0.2)
-        await ended.wait()
+    async def main() -> Any:
+        async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            verdict = await grade(url, max_tries=1, timeout_seconds=20.0)
+            await ended.wait()
+            return verdict
+
+    ended = asyncio.Event()
+    verdict = run_in_virtual_time(main())
     assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
 
 
@@ -255,7 +267,7 @@ async def test_requests_at_once_are_bounded_and_share_a_session(serve_script: Se
     reply = {"json": 1.0, "seconds": 0.02, "repeat": True}
     async with (
         serve_script([reply]) as server,
-        RemoteGrader(RemoteRewardSettings(url=server.url, concurrency=4)) as grader,
+        RemoteGrader(RemoteRewardSettings(url=server.url, concurrency=4, timeout_seconds=60.0)) as grader,
     ):
         verdicts = await asyncio.gather(*(grader("r", "l", {}) for _ in range(32)))
         assert [verdict.reward for verdict in verdicts] == [1.0] * 32

@@ -39,7 +39,7 @@ def test_unknown_name_tells_the_nearest() -> None:
 
 async def test_they_keep_what_environments_promise() -> None:
     ids = [f"rlve/{name}" for name in (*LOST_IN_JSON, "BinaryAlternation", "Integral", "PolyaModel", "Sorting")]
-    reports = await check_environments(ids, levels=[0, 3], num_problems=6)
+    reports = await check_environments(ids, levels=[0, 3], num_problems=6, deadline_seconds=240.0)
     assert {report.environment_id: report.outcome for report in reports} == dict.fromkeys(ids, Conformance.PASSED)
     assert all(level.numbers["num_problems"] == 6 for report in reports for level in report.levels)
     assert all(level.numbers["reads"] in ([], ["tags", "boxed"]) for report in reports for level in report.levels)

@@ -35,7 +35,7 @@ async def test_the_same_thousand_tasks_with_any_number_of_workers(moody_maker: M
     inline = await made(TaskMaker(moody(), run_seed=5), 0, 1000)
     async with WorkerPool(num_workers=num_workers) as pool, await moody_maker(pool) as maker:
         assert await made(maker, 0, 1000) == inline
-        assert pool.counts.calls < 150  # messages carry several
+        assert pool.counts.calls < 500  # messages carry several, how many depends on the machine
 
 
 async def test_problems_of_slow_generators_are_the_same_too(moody_maker: MakeMaker) -> None:
@@ -68,12 +68,14 @@ async def test_parameters_reach_the_worker(moody_maker: MakeMaker) -> None:
     ],
 )
 async def test_failures_say_of_what_kind_they_are(moody_maker: MakeMaker, level: int, kind: str, cause: str) -> None:
-    async with WorkerPool(num_workers=1) as pool, await moody_maker(pool, deadline_seconds=0.5) as maker:
-        for index in range(2):
-            with pytest.raises(TaskFailedError, match=cause) as caught:
-                await maker.make(level=level, index=index)
-            assert caught.value.kind == kind
-        assert (await maker.make(level=0, index=0)).question.startswith("Say ")
+    async with WorkerPool(num_workers=1) as pool:
+        async with await moody_maker(pool, deadline_seconds=0.5 if level == HANGS else 60.0) as maker:
+            for index in range(2):
+                with pytest.raises(TaskFailedError, match=cause) as caught:
+                    await maker.make(level=level, index=index)
+                assert caught.value.kind == kind
+        async with await moody_maker(pool) as maker:
+            assert (await maker.make(level=0, index=0)).question.startswith("Say ")
 
 
 def kill_who_waits_in(path: Path) -> None:
@@ -109,17 +111,17 @@ async def test_a_problem_that_kills_its_worker_twice_is_passed_over(moody_maker:
 
 
 async def test_a_problem_that_hangs_takes_none_of_its_message_along(moody_maker: MakeMaker) -> None:
-    async with WorkerPool(num_workers=2) as pool, await moody_maker(pool, deadline_seconds=0.5) as maker:
-        hanging = {i for i in range(20) if int(make_question(i).split()[1].rstrip(".")) % 8 == 0}
+    async with WorkerPool(num_workers=2) as pool, await moody_maker(pool, deadline_seconds=2.0) as maker:
+        hanging = {i for i in range(9) if int(make_question(i).split()[1].rstrip(".")) % 8 == 0}
         late = set()
-        for index in range(20):
+        for index in range(9):
             try:
                 task = await maker.make(level=SOMETIMES, index=index)
             except TaskFailedError:
                 late.add(index)
             else:
                 assert task.question == make_question(index)
-    assert late == hanging != set()
+    assert late == hanging == {6}  # in a message with three that come before it
 
 
 def make_question(index: int) -> str:
@@ -130,15 +132,15 @@ def make_question(index: int) -> str:
 
 
 async def test_the_event_loop_goes_on_while_a_generator_hangs(moody_maker: MakeMaker) -> None:
-    async with WorkerPool(num_workers=1) as pool, await moody_maker(pool, deadline_seconds=1.0) as maker:
-        await maker.make(level=0, index=0)
+    async with WorkerPool(num_workers=2) as pool, await moody_maker(pool, deadline_seconds=3600.0) as maker:
         drawing = asyncio.create_task(maker.make(level=HANGS, index=0))
-        ticks = 0
-        while not drawing.done():
+        while not pool.num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-            ticks += 1
-        assert ticks > 20
-        assert isinstance(drawing.exception(), TaskFailedError)
+        assert await made(maker, 0, 20) == await made(TaskMaker(moody(), run_seed=5), 0, 20)
+        assert not drawing.done()
+        drawing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await drawing
 
 
 async def test_what_is_next_is_made_ahead(moody_maker: MakeMaker) -> None:

@@ -359,7 +359,6 @@ def test_program_gets_its_reward(name: str, reward: float | None, verdicts: dict
 def test_nothing_is_left_of_all_these_programs(verdicts: dict[str, dict[str, Any]], children_before: set[int]) -> None:
     assert not Path(CANARY).exists()
     assert own_children() <= children_before
-    assert max(verdict["seconds"] for verdict in verdicts.values()) < 30
 
 
 async def grade_one(program: str, tests: Any, **code: Any) -> dict[str, Any]:
@@ -383,7 +382,7 @@ async def test_time_limit_is_for_each_test_and_not_for_all() -> None:
     program = "import time\ntime.sleep(0.6)\nprint(input())"
     tests = answer(["1", "2", "3"], ["1", "2", "3"])
     assert (await grade_one(program, tests, test_timeout_seconds=1.5))["reward"] == 1.0
-    late = await grade_one(program, tests, test_timeout_seconds=0.3)
+    late = await grade_one("import time\ntime.sleep(600)", tests, test_timeout_seconds=0.3)
     assert (late["reward"], late["detail"]) == (0.0, "test 1 of 3: not done within 0.3 s")
 
 
