@@ -13,7 +13,7 @@ from rollfeed.errors import ConfigError, SandboxError
 from rollfeed.protocols import ExecLimits, ExecOutcome, IsolationLevel
 from rollfeed.sandbox import Container, ContainerSandboxes, OnDemandSandboxes
 
-LIMITS = ExecLimits(wall_seconds=20.0, memory_bytes=64 * 1024**2, max_processes=7)
+LIMITS = ExecLimits(wall_seconds=60.0, memory_bytes=64 * 1024**2, max_processes=7)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rollfeed.sandbox import LocalSandboxes
 
 MiB = 1024**2
 LIMITS = ExecLimits(wall_seconds=20.0, memory_bytes=256 * MiB, max_processes=16, max_file_bytes=8 * MiB)
-SHORT = ExecLimits(wall_seconds=2.0, memory_bytes=256 * MiB, max_processes=16, max_file_bytes=8 * MiB)
+SHORT = ExecLimits(wall_seconds=2.0, patience=60.0, memory_bytes=256 * MiB, max_processes=16, max_file_bytes=8 * MiB)
 
 
 async def run(sandboxes: LocalSandboxes, program: str, *args: str, limits: ExecLimits = LIMITS) -> ExecResult:
@@ -295,7 +295,7 @@ async def test_endless_loop_is_ended_at_its_time_limit(
 ) -> None:
     marker = f"loop-{os.getpid()}"
     program = "print('begun', flush=True)\nwhile True: pass"
-    result = await run(sandboxes, program, marker, limits=ExecLimits(wall_seconds=1.0))
+    result = await run(sandboxes, program, marker, limits=ExecLimits(wall_seconds=1.0, patience=60.0))
     assert (result.outcome, result.exit_code, result.stdout) == (ExecOutcome.TIMEOUT, None, b"begun\n")
     assert processes_with(marker) == []
 

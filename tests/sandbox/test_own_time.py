@@ -181,7 +181,7 @@ while True:
 
 async def test_x20_a_right_program_is_right_beside_spinning_neighbours(tmp_path: Path) -> None:
     sandboxes = await start_sandboxes(scratch=tmp_path, max_running=3)
-    grader = CodeGrader(sandboxes=sandboxes, limits=ExecLimits(wall_seconds=3.0))
+    grader = CodeGrader(sandboxes=sandboxes, limits=ExecLimits(wall_seconds=3.0, patience=60.0))
     neighbours = CodeGrader(sandboxes=sandboxes, limits=ExecLimits(wall_seconds=0.5))
     label = {"inputs": ["1"], "outputs": ["2000001"]}
 
