@@ -289,10 +289,36 @@ async def test_a_version_without_a_number_is_refused(scripted: Any, engine_at: E
             await engine_at(server).__aenter__()
 
 
+async def test_a_probe_that_ends_while_servers_rest_brings_none_back(
+    scripted: Any, engine_at: EngineAt, until: Until
+) -> None:
+    async with scripted() as (server,), engine_at(server, probe_timeout_seconds=60.0) as engine:
+        server.health_delay = asyncio.Event()
+        num_probes = len(server.bodies("/health"))
+        await until(lambda: len(server.bodies("/health")) > num_probes)
+        engine.weights.rest()
+        await engine._pool.take_out(engine._pool.workers[0], "it does not give up its memory")
+        num_calls = len(server.calls)
+        server.health_delay.set()
+        await until(lambda: len(server.calls) > num_calls)
+        await asyncio.sleep(0.3)  # it would be back at once
+        assert engine.metrics()["live_workers"] == 0
+        engine.weights.look_after()
+        await until(lambda: engine.metrics()["live_workers"] == 1)
+
+
 async def test_nobody_at_the_address_is_told_with_the_time_waited(engine_at: EngineAt) -> None:
     engine = engine_at("http://127.0.0.1:9", startup_timeout_seconds=0.3)
-    with pytest.raises(EngineUnavailableError, match=r"startup_timeout_seconds = 0\.3: http://127\.0\.0\.1:9/health"):
+    with pytest.raises(EngineUnavailableError, match=r"startup_timeout_seconds = 0\.3: http://127\.0\.0\.1:9"):
         await engine.__aenter__()
+
+
+async def test_a_server_that_says_nothing_is_named_with_the_time_waited(scripted: Any, engine_at: EngineAt) -> None:
+    async with scripted() as (server,):
+        server.health_delay = asyncio.Event()
+        engine = engine_at(server, startup_timeout_seconds=0.3, probe_timeout_seconds=60.0)
+        with pytest.raises(EngineUnavailableError, match=rf"startup_timeout_seconds = 0\.3: {server.address}: no answ"):
+            await engine.__aenter__()
 
 
 async def test_the_version_that_all_serve_is_where_the_engine_begins(scripted: Any, engine_at: EngineAt) -> None:

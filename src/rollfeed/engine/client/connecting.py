@@ -57,18 +57,18 @@ async def connect(dialect: Dialect) -> Servers:
         EngineProtocolError: If something else answers than what is configured.
     """
     patiently = partial(_patiently, seconds=dialect.settings.startup_timeout_seconds)
-    router = await patiently(dialect.find_router)
+    router = await patiently(dialect.find_router, of=f"{dialect.setting}.router")
     addresses: Sequence[str] = dialect.settings.addresses
     if router is not None:
-        addresses = await patiently(partial(_list_workers, router, setting=dialect.setting))
+        addresses = await patiently(partial(_list_workers, router, setting=dialect.setting), of=router.address)
     meet = partial(dialect.meet, is_behind_router=router is not None)
-    found = await asyncio.gather(*(patiently(partial(meet, address)) for address in addresses))
+    found = await asyncio.gather(*(patiently(partial(meet, address), of=address) for address in addresses))
     return Servers(router, dict(zip(addresses, found, strict=True)), max(each.policy_version or 0 for each in found))
 
 
-async def _patiently(ask: Callable[[], Awaitable[T]], *, seconds: float) -> T:
-    """Ask until there is an answer, as long as servers may take to start."""
-    last, limit = "no answer", "startup_timeout_seconds"
+async def _patiently(ask: Callable[[], Awaitable[T]], *, of: str, seconds: float) -> T:
+    """Ask until there is an answer, as long as servers may take to start; ``of`` says who is asked."""
+    last, limit = f"{of}: no answer", "startup_timeout_seconds"
 
     def tell(waited: str) -> None:
         _log.info("waiting for a server, %s: %s", waited, last)

@@ -107,7 +107,7 @@ class Monitor:
         await self._dialect.health(worker.address, timeout_seconds=timeout_seconds)
         version = await self._dialect.version(worker.address, timeout_seconds=timeout_seconds)
         worker.num_failed_probes = 0
-        if self._weights.is_updating or before != self._weights.current_version:
+        if self._weights.is_updating or self._weights.is_resting or before != self._weights.current_version:
             return
         if not worker.is_live:
             await self._weights.readmit(worker)
