@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.held_ports import held_port
 
 from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.client import ServerEngine
@@ -20,9 +21,9 @@ from rollfeed.protocols import TransportContext, WeightTransport
 class ServerProcess:
     """`rollfeed serve engine`, which can be killed and started again on its port."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, port: int) -> None:
         self._checkpoint = checkpoint
-        self._port = 0
+        self._port = port
         self.start()
 
     @property
@@ -40,8 +41,7 @@ class ServerProcess:
         )
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if "http://" in line:
-                self._port = int(line.split("http://")[1].split()[0].split(":")[1].rstrip("/"))
+            if f"{self.address}\n" in line:
                 return
         raise AssertionError("the server ended")
 
@@ -52,9 +52,10 @@ class ServerProcess:
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(tiny_checkpoint)
-    yield process
-    process.kill()
+    with held_port() as port:
+        process = ServerProcess(tiny_checkpoint, port)
+        yield process
+        process.kill()
 
 
 @pytest.fixture
@@ -67,6 +68,7 @@ def engine_of(tiny_checkpoint: Path) -> Callable[..., ServerEngine]:
                 "workers": addresses,
                 "concurrency": 16,
                 "probe_interval_seconds": 0.2,
+                "probe_timeout_seconds": 60.0,
                 "weight_update": "retract",
                 **changes,
             }

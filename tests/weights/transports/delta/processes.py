@@ -18,12 +18,15 @@ from rollfeed.weights.transports.delta import CheckpointStore, DeltaReceiver
 
 
 @asynccontextmanager
-async def process_at(action: str, *arguments: str, most_kilobytes: int | None = None) -> AsyncIterator[tuple[Any, str]]:
-    """Run `rollfeed serve`, with files of a limited size; give the process and its address."""
+async def process_at(
+    action: str, *arguments: str, most_kilobytes: int | None = None, program: str | None = None
+) -> AsyncIterator[tuple[Any, str]]:
+    """Run `rollfeed serve`, or a program that ends in it, with files of a limited size; give process and address."""
     limit = "" if most_kilobytes is None else f"ulimit -f {most_kilobytes}; "
     process = await asyncio.create_subprocess_exec(
-        *("bash", "-c", f'{limit}exec "$@"', "serve", sys.executable, "-m", "rollfeed", "serve", action),
-        *(*arguments, "--port", "0"),
+        *("bash", "-c", f'{limit}exec "$@"', "serve", sys.executable),
+        *(("-m", "rollfeed") if program is None else ("-c", program)),
+        *("serve", action, *arguments, "--port", "0"),
         env={**os.environ, "PYTHONPATH": str(Path(rollfeed.__file__).parents[1])},
         stderr=asyncio.subprocess.PIPE,
     )

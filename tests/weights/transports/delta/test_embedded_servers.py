@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.held_ports import held_port
 from tests.weights.transports.delta.processes import process_at, receiver_at
 
 from rollfeed.app import build_engine, load_model
@@ -19,12 +20,13 @@ from rollfeed.errors import ConfigError, EngineProtocolError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 from rollfeed.types import FolderUpdate, SamplingParams, TensorUpdate
 
+PROBES = {"probe_interval_seconds": 0.2, "probe_timeout_seconds": 60.0}
 TEXTS = [np.arange(3 + start, 40 + start, dtype=np.int32) for start in range(3)]
 
 
 def engine_for(checkpoint: Path, **sglang: Any) -> Any:
     settings = EngineSettings.model_validate(
-        {"context_length": 128, "sglang": {"weights_transport": "delta", "probe_interval_seconds": 0.2, **sglang}}
+        {"context_length": 128, "sglang": {"weights_transport": "delta", **PROBES, **sglang}}
     )
     return build_engine(load_model(str(checkpoint), with_weights=False), settings)
 
@@ -111,10 +113,11 @@ async def test_a_receiver_that_is_gone_costs_its_server_until_it_is_back(tmp_pat
     first = load_file(tiny_checkpoint / "model.safetensors")
     roots = {"127.0.0.1": tmp_path / "one", "localhost": tmp_path / "other"}
     async with serve_fake_sglang(mode="scripted", num_workers=2) as fakes, AsyncExitStack() as stack:
+        port = stack.enter_context(held_port())
         workers = [address.replace("127.0.0.1", host) for address, host in zip(fakes.addresses, roots, strict=True)]
         one = await stack.enter_async_context(receiver_at(roots["127.0.0.1"]))
-        async with receiver_at(roots["localhost"]) as address:
-            receivers = [one, address.replace("127.0.0.1", "localhost")]
+        async with receiver_at(roots["localhost"], port=port):
+            receivers = [one, f"http://localhost:{port}"]
             engine = engine_for(tiny_checkpoint, workers=workers, weights_receivers=receivers)
             await stack.enter_async_context(engine)
             await engine.apply(TensorUpdate(first, policy_version=1))
@@ -124,8 +127,7 @@ async def test_a_receiver_that_is_gone_costs_its_server_until_it_is_back(tmp_pat
             assert engine.metrics()["live_workers"] == 1
         versions = [(await fakes.stats(worker))["weight_version"] for worker in (0, 1)]
         assert versions == ["3", "1"]
-        port = int(address.rsplit(":", 1)[1])
-        async with receiver_at(roots["localhost"], port=port), asyncio.timeout(30):
+        async with receiver_at(roots["localhost"], port=port), asyncio.timeout(60):
             while engine.metrics()["live_workers"] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await fakes.stats(1))["weight_version"] == "3"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
+from tests.held_ports import held_port
 from tests.weights.transports.delta.folders import content_of, tensors_of
 from tests.weights.transports.delta.processes import process_at, receiver_at
 
@@ -101,14 +102,15 @@ async def test_two_publishers_get_their_own_weights_from_one_receiver(tmp_path: 
 
 
 async def test_a_receiver_that_lost_its_versions_gets_all_again(tmp_path: Path, transports: Any) -> None:
-    transport = transports("http://127.0.0.1:31142")
-    for version, folder in ((1, "first"), (2, "other")):
-        async with receiver_at(tmp_path / folder, port=31142):
-            (sent,), update = await publish(transport, version, tensors_of(version, step=0.5))
-            assert sent > 5000
-            assert_taken(update)
-    with pytest.raises(EngineProtocolError, match=r"31142: .* version 3: .*rollfeed serve weights"):
-        await publish(transport, 3, tensors_of(3, step=0.5))
+    with held_port() as port:
+        transport = transports(f"http://127.0.0.1:{port}")
+        for version, folder in ((1, "first"), (2, "other")):
+            async with receiver_at(tmp_path / folder, port=port):
+                (sent,), update = await publish(transport, version, tensors_of(version, step=0.5))
+                assert sent > 5000
+                assert_taken(update)
+        with pytest.raises(EngineProtocolError, match=rf"{port}: .* version 3: .*rollfeed serve weights"):
+            await publish(transport, 3, tensors_of(3, step=0.5))
 
 
 async def test_a_folder_that_somebody_removed_is_sent_again(tmp_path: Path, transports: Any) -> None:
@@ -211,13 +213,35 @@ def test_servers_take_from_the_receiver_of_their_host() -> None:
         several.meet([MetServer("http://a:30000"), MetServer("http://c:30000")])
 
 
+DYING = """
+import os, signal
+from pathlib import Path
+from rollfeed.cli.main import entry_point
+from rollfeed.weights.transports.delta import files
+
+told, decode, left = Path(TOLD), files.decode, []
+
+def decode_or_die(*given, **named):
+    if told.exists():
+        left[:] = [(left or [int(told.read_text())])[0] - 1]
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return decode(*given, **named)
+
+files.decode = decode_or_die
+entry_point()
+"""
+"""A receiver that is killed before it has put a piece in its place, once a file says how many it may put there."""
+
+
 async def test_killed_while_it_applies_it_still_has_the_old_version(tmp_path: Path, transports: Any) -> None:
     root, generator = tmp_path / "received", torch.Generator().manual_seed(0)
     tensors = {f"w{i}": torch.randn(512, 1024, generator=generator).bfloat16() for i in range(12)}
     transport, versions = transports("http://127.0.0.1:1"), iter(range(1, 100))
-    kept: dict[str, bytes] = {}
-    for _ in range(2):
-        async with process_at("weights", "--folder", str(root)) as (process, address):
+    kept, num_told = dict[str, bytes](), tmp_path / "num pieces"
+    for num_pieces in (0, 7):
+        program = DYING.replace("TOLD", repr(str(num_told)))
+        async with process_at("weights", "--folder", str(root), program=program) as (process, address):
             transport._receivers = (address,)
             if kept:  # what was there before the kill is there, and nothing else
                 assert not list(root.glob(".version*"))
@@ -226,14 +250,11 @@ async def test_killed_while_it_applies_it_still_has_the_old_version(tmp_path: Pa
             assert_taken(update)
             kept = content_of(update.folder)
             tensors = {name: tensor + 0.125 for name, tensor in tensors.items()}
-            publishing = asyncio.create_task(publish(transport, next(versions), tensors))
-            async with asyncio.timeout(60):
-                while not list(root.glob(".version*")):
-                    assert not publishing.done()
-                    await asyncio.sleep(0.001)
-            process.send_signal(signal.SIGKILL)
+            num_told.write_text(str(num_pieces))
             with pytest.raises(EngineProtocolError):
-                await publishing
+                await publish(transport, next(versions), tensors)
+            assert await process.wait() == -signal.SIGKILL
+            num_told.unlink()
         assert list(root.glob(".version*"))  # it was in the middle
 
 
