@@ -20,7 +20,9 @@ from rollfeed.weights import DiskTransport
 
 STAND_IN = (sys.executable, str(Path(__file__).parent / "stand_in.py"))
 ROOT = Path(__file__).parents[3]
-LAUNCHED = {"startup_timeout_seconds": 60.0, "command": STAND_IN}
+LAUNCHED = {"startup_timeout_seconds": 300.0, "command": STAND_IN}
+PATIENT = {"probe_timeout_seconds": 60.0, "request_timeout_seconds": 300.0, "startup_timeout_seconds": 60.0}
+"""A server that is only slow is not dead; one that is dead refuses connections."""
 
 
 def marked(mark: str) -> list[int]:
@@ -35,7 +37,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "it does not come"
@@ -48,7 +50,7 @@ def mark(tmp_path: Path) -> Iterator[str]:
     """A word in the environment of every server of a test, none of which may be left at its end."""
     word = f"STAND_IN_OF={tmp_path}"
     yield word
-    wait_until(lambda: not marked(word), 20)
+    wait_until(lambda: not marked(word))
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def launcher_of(tmp_path: Path, mark: str) -> Callable[..., ServerLauncher]:
 def engine_of(launcher_of: Callable[..., ServerLauncher]) -> Callable[..., LaunchedEngine]:
     def make(*, sglang: dict[str, Any] | None = None, **given: Any) -> LaunchedEngine:
         launcher = launcher_of(**given)
-        settings = SGLangSettings(**{**FAST, **(sglang or {})}).at(launcher.addresses)
+        settings = SGLangSettings(**{**FAST, **PATIENT, **(sglang or {})}).at(launcher.addresses)
         return LaunchedEngine(
             launcher,
             SGLang(settings),

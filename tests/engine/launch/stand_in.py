@@ -22,10 +22,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--enable-metrics", action="store_true", required=True)
     parser.add_argument("--port", type=int)
     parser.add_argument("--slow", type=float, default=0.0)
-    parser.add_argument("--ends-after", type=float)
+    parser.add_argument("--ends-when-asked", action="store_true", help="for tokens")
     parser.add_argument("--dies-in-updates", help="as long as this file is not there, which it then is")
     parser.add_argument("--raises", action="store_true")
-    parser.add_argument("--holds", action="store_true", help="answers no request for tokens")
     parser.add_argument("--busy", action="store_true", help="cannot flush")
     parser.add_argument("--grandchild", action="store_true", help="leaves a process in a session of its own")
     for name in ("--enable-memory-saver", "--enable-weights-cpu-backup"):
@@ -37,7 +36,7 @@ class StandIn(ScriptedServer):
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__()
         self.port, self._given = given.port, given
-        self.generate = self.hold if given.holds else self.answer_whole
+        self.generate = self.end if given.ends_when_asked else self.answer_whole
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self._note(request.path)
@@ -46,6 +45,9 @@ class StandIn(ScriptedServer):
         if request.path == "/flush_cache":
             return web.Response(status=400 if self._given.busy else 200)
         return await super()._handle(request)
+
+    async def end(self, request: web.Request) -> web.StreamResponse:
+        os._exit(7)
 
     def _note(self, path: str) -> None:
         if self._given.calls:
@@ -61,8 +63,7 @@ async def serve(given: argparse.Namespace) -> None:
     server = StandIn(given)
     await server.start()
     print(json.dumps({"serving": given.port}), flush=True)
-    await asyncio.sleep(1e9 if given.ends_after is None else given.ends_after)
-    raise SystemExit(7)
+    await asyncio.Event().wait()
 
 
 def main() -> None:
