@@ -138,7 +138,8 @@ entry_point()
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self._process.kill()
+        if self.poll() is None:  # of one that has ended, the number may be another's by now
+            self._process.kill()
 
     def close(self) -> None:
         self.kill()

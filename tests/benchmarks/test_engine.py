@@ -23,7 +23,7 @@ def test_the_engine_bench_compares_equal_work(tiny_checkpoint: Path) -> None:
     assert result["max_logprob_difference"] < 1e-4
     assert result["step_milliseconds"]["attention"] > 0
     whole = result["step_milliseconds"]["whole"]
-    assert sum(result["step_milliseconds"].values()) == pytest.approx(2 * whole, rel=0.01)
+    assert sum(result["step_milliseconds"].values()) == pytest.approx(2 * whole, rel=0.01, abs=0.01)  # rounded
     assert result["traffic_floor_milliseconds"] > 0
     assert len(told) == 3
 

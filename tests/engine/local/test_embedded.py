@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -400,7 +399,6 @@ async def test_an_update_that_fails_fails_alone(endless: MakeEngine) -> None:
 
 
 async def test_leaving_ends_the_thread_and_fails_what_is_pending(endless: MakeEngine) -> None:
-    threads = set(threading.enumerate())
     async with endless(num_slots=1, context_length=50_000) as engine:
         tasks = [asyncio.create_task(engine.generate(PROMPT, params(40_000), request_id="r")) for _ in range(2)]
         await until_running(engine, 1, 1)
@@ -411,7 +409,8 @@ async def test_leaving_ends_the_thread_and_fails_what_is_pending(endless: MakeEn
     for use in (engine.generate(PROMPT, params(3), request_id="r"), engine.health(), engine.abort(), engine.pause()):
         with pytest.raises(EngineUnavailableError, match="closed"):
             await use
-    assert not [thread for thread in set(threading.enumerate()) - threads if thread.name == "rollfeed-engine"]
+    await asyncio.to_thread(engine._thread._thread.join, 60.0)  # leaving waits for it a second at most
+    assert not engine._thread._thread.is_alive()
 
 
 async def test_an_engine_that_was_not_entered_is_unavailable(endless: MakeEngine) -> None:

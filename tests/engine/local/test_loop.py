@@ -81,6 +81,11 @@ def make_request() -> Request:
     )
 
 
+async def until_ended(thread: EngineThread) -> None:
+    """Wait for its last instruction: closing waits a second at most, for which a thread may not have its turn."""
+    await asyncio.to_thread(thread._thread.join, 60.0)
+
+
 async def test_an_idle_thread_takes_no_steps() -> None:
     backend = CountingBackend()
     thread = EngineThread(backend, name="t")
@@ -181,6 +186,7 @@ async def test_a_start_that_fails_raises_its_error_and_leaves_no_thread() -> Non
     thread = EngineThread(CountingBackend(start_error=CheckpointError("bad weights")), name="start-fails")
     with pytest.raises(CheckpointError, match="bad weights"):
         await thread.start()
+    await until_ended(thread)
     assert "start-fails" not in {other.name for other in threading.enumerate()}
     with pytest.raises(EngineUnavailableError):
         thread.submit(make_request())
@@ -192,6 +198,7 @@ async def test_closing_twice_is_fine_and_closes_the_backend_once() -> None:
     await thread.start()
     await thread.close()
     await thread.close()
+    await until_ended(thread)
     assert backend.num_closes == 1
 
 
@@ -204,6 +211,7 @@ async def test_a_backend_is_closed_after_a_failure_too() -> None:
     with pytest.raises(EngineError, match="broken"):
         await asyncio.wrap_future(request.reply)
     await thread.close()
+    await until_ended(thread)
     assert backend.num_closes == 1
 
 
