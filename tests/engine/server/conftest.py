@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import pairwise
@@ -19,6 +20,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 import rollfeed
+from rollfeed.engine.backends.backend import Backend
+from rollfeed.engine.backends.batching import ContinuousBatcher
+from rollfeed.engine.backends.transformers import TransformersBackend
 from rollfeed.engine.local import create_local_engine
 from rollfeed.engine.server import ServedModel, Service, serve
 from rollfeed.prompts.tokenizer import load_tokenizer
@@ -62,6 +66,47 @@ class Client:
 
     async def until_idle(self) -> None:
         await self.until(lambda load: load["num_running_reqs"] + load["num_waiting_reqs"] == 0)
+
+
+class Device:
+    """What servers compute on: tokens take longer and longer where a test has to do something before the last one."""
+
+    def __init__(self) -> None:
+        self._is_fast = threading.Event()
+        self._is_fast.set()
+        self._num_tokens = 0
+
+    def slow_down(self) -> None:
+        self._num_tokens = 0
+        self._is_fast.clear()
+
+    def speed_up(self) -> None:
+        self._is_fast.set()
+
+    def take_its_time(self) -> None:
+        self._num_tokens += 1
+        self._is_fast.wait(min(0.005 * self._num_tokens, 0.2))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device of the servers of a test; it is fast until it is slowed down."""
+    made = Device()
+
+    def timed(step: Callable[[Any, Callable[[], None]], None]) -> Callable[[Backend, Callable[[], None]], None]:
+        def take(backend: Backend, between_tokens: Callable[[], None]) -> None:
+            def between() -> None:
+                made.take_its_time()
+                between_tokens()
+
+            step(backend, between)
+            made.take_its_time()
+
+        return take
+
+    for kind in (ContinuousBatcher, TransformersBackend):
+        monkeypatch.setattr(kind, "step", timed(kind.step))
+    return made
 
 
 Serving = Callable[..., AbstractAsyncContextManager[Client]]

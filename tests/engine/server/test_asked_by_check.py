@@ -31,16 +31,22 @@ async def test_the_embedded_server_can_be_used(
 
 
 async def test_the_teacher_is_asked_for_scores_where_it_is_on_servers(
-    embedded_server: Callable[..., AbstractAsyncContextManager[str]], tiny_checkpoint: Path
+    embedded_server: Callable[..., AbstractAsyncContextManager[str]],
+    tiny_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def settings_of(*servers: str) -> Settings:
-        teacher = {"servers": servers, "startup_timeout_seconds": 0.1} if servers else {"checkpoint": "x"}
+    monkeypatch.setattr("rollfeed.cli.asked_servers._SECONDS", 60.0)
+
+    def settings_of(*servers: str, seconds: float = 60.0) -> Settings:
+        teacher = {"servers": servers, "startup_timeout_seconds": seconds} if servers else {"checkpoint": "x"}
         prompts = {"environments": [{"id": "core/reverse_text"}]}
         return Settings.model_validate({"engine": {"context_length": 255}, "prompts": prompts, "teacher": teacher})
 
     policy = load_model(str(tiny_checkpoint))
     async with embedded_server() as address:
         assert list(await asyncio.to_thread(ask_teacher, settings_of(address), policy)) == [address]
+        # In this order: the other one may not have answered by then.
+        absent = settings_of("http://127.0.0.1:9", address, seconds=0.1)
         with pytest.raises(EngineError, match=r"teacher\.servers: .*http://127\.0\.0\.1:9"):
-            await asyncio.to_thread(ask_teacher, settings_of(address, "http://127.0.0.1:9"), policy)
+            await asyncio.to_thread(ask_teacher, absent, policy)
     assert list(await asyncio.to_thread(ask_teacher, settings_of(), policy)) == []

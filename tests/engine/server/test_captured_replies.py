@@ -75,7 +75,8 @@ async def test_cached_prefixes_are_told_as_captured(client: Any) -> None:
     assert reply["meta_info"]["cached_tokens_details"] == details
 
 
-async def test_an_aborted_reply_has_the_captured_structure(client: Any) -> None:
+async def test_an_aborted_reply_has_the_captured_structure(client: Any, device: Any) -> None:
+    device.slow_down()
     captured = CAPTURED["aborted_meta_without_arrays"]
     body = {
         "input_ids": [3575, 282, 4649, 314],  # nothing of it is cached

@@ -34,7 +34,7 @@ async def test_a_bucket_of_a_session_that_has_ended_is_none_of_the_next_one(
 
     def slowly(_text: str) -> dict[str, Any]:
         arrived.set()
-        assert go_on.wait(30.0)
+        assert go_on.wait(60.0)
         return {"model.norm.weight": np.zeros(32, np.float32)}
 
     monkeypatch.setattr("rollfeed.base.tensor_buckets.read_bucket", slowly)
@@ -42,7 +42,7 @@ async def test_a_bucket_of_a_session_that_has_ended_is_none_of_the_next_one(
     async with serving() as client:
         await client.post("/begin_weight_update", {})
         late = asyncio.ensure_future(client.post("/update_weights_from_tensor", bucket, status=400))
-        await asyncio.to_thread(arrived.wait, 30.0)
+        await asyncio.to_thread(arrived.wait, 60.0)
         await client.post("/end_weight_update", {})
         await client.post("/begin_weight_update", {})
         go_on.set()
@@ -51,7 +51,8 @@ async def test_a_bucket_of_a_session_that_has_ended_is_none_of_the_next_one(
         assert told["message"] == "Success: tensors without the name of a version are not kept"
 
 
-async def test_an_abort_answers_with_what_has_been_sampled(serving: Any) -> None:
+async def test_an_abort_answers_with_what_has_been_sampled(serving: Any, device: Any) -> None:
+    device.slow_down()
     async with serving(context_length=1024) as client:
         first, second = long(client, "first"), long(client, "second")
         await until_decoding(client, 2)
@@ -66,7 +67,8 @@ async def test_an_abort_answers_with_what_has_been_sampled(serving: Any) -> None
     assert 0 < len(reply["output_ids"]) == len(meta["output_token_logprobs"]) < 900
 
 
-async def test_aborting_a_request_of_several_samples_aborts_them_all(serving: Any) -> None:
+async def test_aborting_a_request_of_several_samples_aborts_them_all(serving: Any, device: Any) -> None:
+    device.slow_down()
     async with serving(context_length=1024) as client:
         asked = long(client, "group", n=6)
         await client.until(lambda load: load["num_waiting_reqs"] == 2)
@@ -78,10 +80,11 @@ async def test_aborting_a_request_of_several_samples_aborts_them_all(serving: An
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_requests_go_on_after_a_pause_as_if_there_had_been_none(serving: Any, mode: str) -> None:
+async def test_requests_go_on_after_a_pause_as_if_there_had_been_none(serving: Any, device: Any, mode: str) -> None:
     sampling = {"max_new_tokens": 300, "ignore_eos": True, "temperature": 0.0}
     async with serving(context_length=1024) as client:
         expected = await client.generate(PROMPT, **sampling)
+        device.slow_down()
         asked = [asyncio.ensure_future(client.generate(PROMPT, **sampling)) for _ in range(2)]
         await until_decoding(client, 2)
         paused = await client.post("/pause_generation", {"mode": mode})
@@ -91,6 +94,7 @@ async def test_requests_go_on_after_a_pause_as_if_there_had_been_none(serving: A
         async with client.session.get(client.address + "/health_generate") as response:
             assert response.status == 200
         assert client.service.generated_tokens == before
+        device.speed_up()
         await client.post("/continue_generation", {})
         replies = await asyncio.gather(*asked)
     for reply in replies:
@@ -98,7 +102,8 @@ async def test_requests_go_on_after_a_pause_as_if_there_had_been_none(serving: A
         assert reply["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
 
 
-async def test_a_pause_may_abort_and_new_requests_wait(serving: Any) -> None:
+async def test_a_pause_may_abort_and_new_requests_wait(serving: Any, device: Any) -> None:
+    device.slow_down()
     async with serving(context_length=1024) as client:
         asked = long(client, "r")
         await until_decoding(client, 1)
@@ -132,8 +137,9 @@ async def test_weights_are_replaced_and_their_version_told(serving: Any, other_w
 
 @pytest.mark.parametrize("paused", [None, "in_place", "retract"])
 async def test_requests_survive_an_update_and_name_the_version_of_each_token(
-    serving: Any, other_weights: Path, paused: str | None
+    serving: Any, device: Any, other_weights: Path, paused: str | None
 ) -> None:
+    device.slow_down()
     async with serving(context_length=1024) as client:
         asked = long(client, "r")
         await until_decoding(client, 1)
@@ -141,6 +147,7 @@ async def test_requests_survive_an_update_and_name_the_version_of_each_token(
             await client.post("/pause_generation", {"mode": paused})
         await client.post("/update_weights_from_disk", {"model_path": str(other_weights), "weight_version": "2"})
         await client.post("/continue_generation", {})
+        device.speed_up()
         reply = await asked
     spans = reply["meta_info"]["weight_versions"]
     assert [span["version"] for span in spans] == ["default", "2"]
@@ -148,7 +155,8 @@ async def test_requests_survive_an_update_and_name_the_version_of_each_token(
     assert reply["meta_info"]["weight_version"] == "2"
 
 
-async def test_an_update_may_abort_what_runs(serving: Any, other_weights: Path) -> None:
+async def test_an_update_may_abort_what_runs(serving: Any, device: Any, other_weights: Path) -> None:
+    device.slow_down()
     async with serving(context_length=1024) as client:
         asked = long(client, "r")
         await until_decoding(client, 1)
@@ -162,7 +170,7 @@ async def test_an_update_may_abort_what_runs(serving: Any, other_weights: Path) 
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "name", "truncated", "not finite"])
 async def test_weights_that_do_not_fit_change_nothing(
-    serving: Any, tiny_checkpoint: Path, tmp_path: Path, fault: str
+    serving: Any, device: Any, tiny_checkpoint: Path, tmp_path: Path, fault: str
 ) -> None:
     tensors = {name: values + 1.0 for name, values in load_file(tiny_checkpoint / "model.safetensors").items()}
     if fault == "shape":
@@ -178,12 +186,14 @@ async def test_weights_that_do_not_fit_change_nothing(
         (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     async with serving(context_length=1024) as client:
         expected = await client.generate(PROMPT, max_new_tokens=8, temperature=0.0)
+        device.slow_down()
         asked = long(client, "r")
         await until_decoding(client, 1)
         update = {"model_path": str(tmp_path), "weight_version": "v9", "abort_all_requests": True}
         reply = await client.post("/update_weights_from_disk", update, status=400)
         assert reply["success"] is False
         assert "\n" not in reply["message"]
+        device.speed_up()
         assert (await asked)["meta_info"]["finish_reason"]["type"] == "length"
         after = await client.generate(PROMPT, max_new_tokens=8, temperature=0.0)
     assert after["output_ids"] == expected["output_ids"]
@@ -210,7 +220,8 @@ async def test_a_flushed_cache_is_not_shared(serving: Any) -> None:
     assert fresh["meta_info"]["cached_tokens_details"] is None
 
 
-async def test_the_server_tells_its_limits_and_its_load(serving: Any, tiny_checkpoint: Path) -> None:
+async def test_the_server_tells_its_limits_and_its_load(serving: Any, device: Any) -> None:
+    device.slow_down()
     async with serving(context_length=1024) as client:
         asked = long(client, "r", n=6)
         await client.until(lambda load: load["num_running_reqs"] == 4)

@@ -258,7 +258,8 @@ async def test_requests_start_in_the_order_in_which_they_came(serving: Any) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_frees_its_slots(serving: Any, stream: bool) -> None:
+async def test_a_client_that_goes_away_frees_its_slots(serving: Any, device: Any, stream: bool) -> None:
+    device.slow_down()
     sampling = {"max_new_tokens": 1000, "ignore_eos": True, "n": 4}
     async with serving(context_length=1024) as client:
         async with aiohttp.ClientSession() as leaving:

@@ -60,11 +60,12 @@ async def test_prompts_are_scored_through_transformers(
 
 
 async def test_streams_aborts_and_weights_go_through_transformers(
-    serving: Any, tiny_gpt2: Path, tiny_checkpoint: Path
+    serving: Any, device: Any, tiny_gpt2: Path, tiny_checkpoint: Path
 ) -> None:
     async with serving(checkpoint=tiny_gpt2, tokenizer_folder=tiny_checkpoint, context_length=512) as client:
         sampling = {"max_new_tokens": 6, "ignore_eos": True}
         events = await client.events("/generate", {"input_ids": PROMPT, "sampling_params": sampling})
+        device.slow_down()
         asked = asyncio.ensure_future(client.generate(PROMPT, max_new_tokens=300, ignore_eos=True))
         await client.until(lambda load: load["num_used_tokens"] > len(PROMPT))
         await client.post("/pause_generation", {"mode": "retract"})

@@ -58,7 +58,7 @@ async def test_answers_in_parts_are_trained_with_the_experts_of_all_parts(
                 "mode": "partial", "num_rollout": 4, "rollout_batch_size": 2, "over_sampling_batch_size": 4,
                 "n_samples_per_prompt": 2,
             },
-            "sampling": {"rollout_max_response_len": 40, "return_routed_experts": True},
+            "sampling": {"rollout_max_response_len": 120, "return_routed_experts": True},
             "engine": {"context_length": 256, "sglang": {"workers": [client.address]}},
             "train": {
                 "device": "cpu", "threads": 1, "micro_batch_tokens": 512, "routing_replay": True,

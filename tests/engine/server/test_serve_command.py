@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.held_ports import held_port
 
 import rollfeed
 
@@ -26,14 +27,16 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def free_ports() -> int:
-    """The first of two ports that nobody listens on, nor is given where any will do."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
-            return port
+def free_ports() -> Iterator[int]:
+    """The first of two ports that nobody else can listen on meanwhile, nor is given where any will do."""
+    with contextlib.ExitStack() as held:
+        while True:
+            port = random.randrange(20_000, 30_000)
+            with contextlib.suppress(OSError):
+                for each in (port, port + 1):
+                    held.enter_context(held_port(each))
+                break
+        yield port
 
 
 @pytest.fixture
@@ -82,16 +85,17 @@ def test_it_serves_until_it_is_told_to_end(
     body = {"input_ids": [72, 101], "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
     assert len(json.loads(ask(free_ports, "/generate", body))["output_ids"]) == 3
     process.send_signal(number)
-    assert process.wait(timeout=30) == code
+    assert process.wait(timeout=120) == code
     assert process.read().strip() == f"serving tiny at http://127.0.0.1:{free_ports}"
 
 
 def test_what_runs_is_answered_with_its_partial_output_when_the_server_ends(
     serving: Callable[..., Any], tiny_checkpoint: Path, free_ports: int
 ) -> None:
-    process = serving("--model", str(tiny_checkpoint), "--port", str(free_ports))
+    process = serving("--model", str(tiny_checkpoint), "--port", str(free_ports), "--num-slots", "1")
     until_healthy(process, free_ports)
-    sampling = {"max_new_tokens": 1000, "ignore_eos": True}
+    # One after the other, so that the last one has not begun when the first token of the first one comes.
+    sampling = {"max_new_tokens": 1000, "ignore_eos": True, "n": 60}
     body = json.dumps({"input_ids": [72], "sampling_params": sampling, "stream": True}).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(
@@ -102,7 +106,7 @@ def test_what_runs_is_answered_with_its_partial_output_when_the_server_ends(
         *_, last, done, _ = response.read().decode().split("\n\n")
     assert json.loads(last.strip().removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "abort"
     assert done == "data: [DONE]"
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
 
 
 def test_several_workers_serve_consecutive_ports_and_end_together(
@@ -112,7 +116,7 @@ def test_several_workers_serve_consecutive_ports_and_end_together(
     for port in (free_ports, free_ports + 1):
         until_healthy(process, port)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
     for port in (free_ports, free_ports + 1):
         with pytest.raises(OSError, match="refused"):
             ask(port, "/health")
@@ -137,7 +141,7 @@ def test_x01_a_server_whose_engines_thread_is_dead_answers_and_ends_with_the_rea
         until_healthy(process, free_ports)
         with pytest.raises(urllib.error.HTTPError, match="500"):
             ask(free_ports, "/generate", {"input_ids": [72]})
-        assert process.wait(timeout=30) == 1
+        assert process.wait(timeout=120) == 1
         assert process.stderr is not None
         assert process.stderr.read().splitlines()[-1] == (
             f"rollfeed: the engine's thread failed: {error}: the device is broken"
@@ -150,5 +154,5 @@ def test_a_taken_port_is_told_in_one_line(serving: Callable[..., Any], tiny_chec
         taken.listen()
         port = taken.getsockname()[1]
         process = serving("--model", str(tiny_checkpoint), "--port", str(port))
-        assert process.wait(timeout=60) == 2
+        assert process.wait(timeout=120) == 2
         assert process.read().startswith(f"rollfeed: port = {port}: cannot listen on 127.0.0.1:{port}")
