@@ -142,7 +142,7 @@ def serving(tiny_checkpoint: Path) -> Serving:
             config=json.loads((checkpoint / "config.json").read_text()),
             max_waiting=max_waiting,
         )
-        timeout = aiohttp.ClientTimeout(total=60)
+        timeout = aiohttp.ClientTimeout(total=300)
         connector = aiohttp.TCPConnector(limit=0)
         async with engine, aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
             service = Service(engine, tokenizer=tokenizer, model=model)
@@ -185,7 +185,7 @@ def serving_apart(tiny_checkpoint: Path) -> Callable[..., AbstractAsyncContextMa
                 line = (await process.stderr.readline()).decode()
                 assert line, before
                 before += line
-            timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
+            timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
                 client = ClientOfAnother(session, line.split()[-1], process.pid)
                 yield client

@@ -78,7 +78,7 @@ class Asked:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.address + path, body, headers)
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=300) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             with error:
