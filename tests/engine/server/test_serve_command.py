@@ -109,26 +109,6 @@ def test_what_runs_is_answered_with_its_partial_output_when_the_server_ends(
     assert process.wait(timeout=120) == 0
 
 
-def test_a_publisher_that_is_silent_while_a_group_is_made_holds_up_no_end(
-    serving: Callable[..., Any], tiny_checkpoint: Path, free_ports: int
-) -> None:
-    process = serving("--model", str(tiny_checkpoint), "--port", str(free_ports))
-    until_healthy(process, free_ports)
-    body = {"master_address": "127.0.0.1", "master_port": free_ports + 1, "rank_offset": 1, "world_size": 2}
-    content = json.dumps({**body, "group_name": "g", "backend": "gloo"}).encode()
-    with (
-        socket.create_server(("127.0.0.1", free_ports + 1)) as publisher,
-        socket.create_connection(("127.0.0.1", free_ports)) as client,
-    ):
-        client.sendall(b"POST /init_weights_update_group HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json")
-        client.sendall(b"\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content))
-        publisher.settimeout(120)
-        joining, _ = publisher.accept()
-        with joining:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=120) == 0
-
-
 def test_several_workers_serve_consecutive_ports_and_end_together(
     serving: Callable[..., Any], tiny_checkpoint: Path, free_ports: int
 ) -> None:
