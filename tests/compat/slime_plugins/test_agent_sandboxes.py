@@ -62,8 +62,11 @@ class AsyncSandbox:
         try:
             out, err = [each.decode() for each in await asyncio.wait_for(process.communicate(), timeout)]
         except TimeoutError:
-            process.kill()
             raise TimeoutException("deadline exceeded") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         if process.returncode:
             raise CommandExitException(process.returncode, out, err)
         self.exit_code, self.stdout, self.stderr = 0, out, err
@@ -130,7 +133,7 @@ async def test_a_command_that_takes_too_long_is_told_alike_and_is_not_the_budget
     run = remote._box.run  # type: ignore[attr-defined]
 
     async def hang(cmd: str, **given: Any) -> Any:
-        return await run("sleep 60" if cmd.startswith("cat") else cmd, **{**given, "timeout": 0.5})
+        return await (run("sleep 60", **{**given, "timeout": 0.5}) if cmd.startswith("cat") else run(cmd, **given))
 
     monkeypatch.setattr(remote._box, "run", hang)  # type: ignore[attr-defined]
     with pytest.raises(TimeoutError, match=r"cat .*: deadline exceeded"):
@@ -217,12 +220,33 @@ async def test_a_long_command_runs_to_its_end_in_its_folder(sandbox: AgentSandbo
 
 
 async def test_a_command_ends_with_all_that_it_started_when_time_is_up(sandbox: AgentSandbox) -> None:
-    work = exec_and_wait(sandbox, cmd=f"echo begun; sleep {LONG} & sleep {LONG}", time_budget_sec=1, tag=TAG)
-    assert await work == (-1, "begun\n")
+    for seconds in (1, 8, 64):  # until it had time to begin
+        told = await exec_and_wait(
+            sandbox, cmd=f"echo begun; sleep {LONG} & sleep {LONG}", time_budget_sec=seconds, tag=TAG
+        )
+        if told[1]:
+            break
+    assert told == (-1, "begun\n")
     await until(lambda: not sleepers())
 
 
 async def test_a_command_ends_when_its_caller_is_cancelled(remote: AgentSandbox) -> None:
+    task = asyncio.ensure_future(exec_and_wait(remote, cmd=f"sleep {LONG}", time_budget_sec=60, tag=TAG))
+    await until(lambda: bool(sleepers()))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: not sleepers())
+
+
+async def test_a_command_ends_when_its_caller_is_cancelled_while_it_is_started(
+    remote: AgentSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = remote._box.run  # type: ignore[attr-defined]
+
+    async def slow(cmd: str, **given: Any) -> Any:
+        return await run(f"trap 'sleep 0.5' DEBUG; {cmd}" if "setsid" in cmd else cmd, **given)
+
+    monkeypatch.setattr(remote._box, "run", slow)  # type: ignore[attr-defined]
     task = asyncio.ensure_future(exec_and_wait(remote, cmd=f"sleep {LONG}", time_budget_sec=60, tag=TAG))
     await until(lambda: bool(sleepers()))
     task.cancel()

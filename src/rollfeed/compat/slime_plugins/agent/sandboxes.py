@@ -254,9 +254,11 @@ async def exec_and_wait(
 async def _detached(sb: AgentSandbox, script: str, base: str, *, user: str, env: Env | None, seconds: float) -> int:
     """Start a script in a session of its own, which ends with this call, and return the exit code that a file says."""
     pause, ends = _FIRST_POLL_SECONDS, True
-    await sb.write_file(f"{base}.sh", f"{script}\necho $? > {base}/code\nmv {base}/code {base}/done\n", user=user)
+    # What ends it takes the folder away first: it knows the number of this shell then, or this shell does not begin.
+    script = f"echo $$ > {base}/pid || exit\n{script}\necho $? > {base}/code\nmv {base}/code {base}/done\n"
+    await sb.write_file(f"{base}.sh", script, user=user)
     # The folder is the mark that it was started: a call whose connection breaks is sent again.
-    start = f"mkdir {base} || exit 0; setsid bash {base}.sh < /dev/null > /dev/null 2>&1 & echo $! > {base}/pid"
+    start = f"mkdir {base} || exit 0; setsid bash {base}.sh < /dev/null > /dev/null 2>&1 &"
     try:
         async with asyncio.timeout(seconds) as budget:
             await sb.exec(start, user=user, env=env, check=True)
@@ -272,8 +274,8 @@ async def _detached(sb: AgentSandbox, script: str, base: str, *, user: str, env:
             raise
         return EXIT_TIME_BUDGET_EXCEEDED
     finally:
-        kill = f"kill -KILL -- -$(cat {base}/pid); " if ends else ""
-        await sb.exec(f"{kill}rm -rf {base} {base}.sh", user=user)
+        kill = f"mv {base} {base}.ended; kill -KILL -- -$(cat {base}.ended/pid); " if ends else ""
+        await sb.exec(f"{kill}rm -rf {base} {base}.ended {base}.sh", user=user)
 
 
 Sandbox = AgentSandbox
