@@ -326,7 +326,7 @@ def test_connections_without_a_request_are_closed_and_counted_and_those_with_one
         writer.close()
 
     engine = ScriptedEngine(fault_of=lambda request: Fault.HANG if len(request.token_ids) > 60 else None)
-    run(attempt, engine=engine, silent_seconds=0.05)
+    run(attempt, engine=engine, silent_seconds=0.5)
 
 
 def test_an_engine_that_fails_is_told_and_counted() -> None:
