@@ -41,9 +41,9 @@ async def test_a_cancelled_step_can_be_made_again(make_rollouts) -> None:
     engine = ScriptedEngine(fault_of=lambda r: Fault.HANG if hanging else None)
     async with make_rollouts(engine) as rollouts:
         making = asyncio.create_task(rollouts.generate_batch())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert engine.requests
+        async with asyncio.timeout(60):
+            while not engine.requests:  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0)
         making.cancel()
         await asyncio.gather(making, return_exceptions=True)
         hanging = False
@@ -139,7 +139,7 @@ async def test_the_watchdog_says_what_a_quiet_step_waits_for(make_rollouts) -> N
 
     class Listener:
         def waiting(self, message: str) -> None:
-            if not told.done():
+            if "8 requests" in message and not told.done():  # a pause before has a message of its own
                 told.set_result(message)
 
         def __getattr__(self, name: str):
@@ -148,7 +148,7 @@ async def test_the_watchdog_says_what_a_quiet_step_waits_for(make_rollouts) -> N
     engine = ScriptedEngine(fault_of=lambda r: Fault.HANG)
     async with make_rollouts(engine, watchdog_seconds=0.05, observers=[Listener()]) as rollouts:
         making = asyncio.create_task(rollouts.generate_batch())
-        message = await told
+        message = await asyncio.wait_for(told, 60)
         making.cancel()
         await asyncio.gather(making, return_exceptions=True)
     assert "4 groups (4 generating), the oldest is group 0 (generating); 8 requests are at the engine" in message

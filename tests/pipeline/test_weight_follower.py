@@ -29,7 +29,7 @@ def publish(folder: Path, version: int, *, logprob: float | None = None) -> None
 
 
 def follower(
-    folder: Path, publisher, *, max_lag: int, timeout_seconds: float = 20.0, again_seconds: Sequence[float] = ()
+    folder: Path, publisher, *, max_lag: int, timeout_seconds: float = 60.0, again_seconds: Sequence[float] = ()
 ) -> WeightFollower:
     return WeightFollower(
         WeightDirectory(folder, poll_seconds=0.01, again_seconds=again_seconds),
@@ -71,14 +71,15 @@ async def test_a_version_that_does_not_come_ends_the_run_and_says_so(make_rollou
         assert (await rollouts.generate_batch()).policy_version == 1
 
 
-async def test_a_step_that_waits_for_weights_says_so(make_rollouts, tick_engine, tmp_path, caplog) -> None:
+async def test_a_step_that_waits_for_weights_says_so(make_rollouts, tick_engine, tmp_path, caplog, monkeypatch) -> None:
     caplog.set_level(logging.INFO, "rollfeed")
+    monkeypatch.setattr("rollfeed.pipeline.weight_follower._TOLD_AFTER_SECONDS", 2.0)
     engine = tick_engine(lambda rollout_id: 3)
-    weights = follower(tmp_path, Publisher(engine), max_lag=0, timeout_seconds=24.0)
+    weights = follower(tmp_path, Publisher(engine), max_lag=0, timeout_seconds=600.0)
     async with make_rollouts(engine, source=prompts(), weights=weights, **SETTINGS) as rollouts:
         await rollouts.generate_batch()
         waiting = asyncio.create_task(rollouts.generate_batch())
-        while not waiting.done() and "step 1 waits for weights of version 1, 6 s of" not in caplog.text:
+        while not waiting.done() and "step 1 waits for weights of version 1, 2 s of" not in caplog.text:
             await asyncio.wait({waiting}, timeout=0.01)
         publish(tmp_path, 1)
         assert (await waiting).policy_version == 1
