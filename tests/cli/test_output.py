@@ -20,10 +20,13 @@ sys.exit(f"lost: {{problem}}" if problem else 7)
 """
 
 
-def run(more: str = "", *, encoding: str = "utf-8", **streams: Any) -> subprocess.CompletedProcess[bytes]:
+def run(
+    more: str = "", *, encoding: str = "utf-8", closed: int | None = None, **streams: Any
+) -> subprocess.CompletedProcess[bytes]:
     settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    shell = [] if closed is None else ["sh", "-c", f'exec "$@" {closed}>&-', "sh"]
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(more=more)],
+        [*shell, sys.executable, "-c", PROGRAM.format(more=more)],
         env={**os.environ, "PYTHONIOENCODING": encoding},
         check=False,
         **settings,
@@ -52,7 +55,7 @@ def test_a_reader_that_has_gone_ends_nothing() -> None:
 def test_a_closed_stream_ends_nothing_and_no_file_takes_its_place() -> None:
     more = "file = open(sys.executable); assert file.fileno() > 2, file.fileno()"
     for descriptor in (1, 2):
-        result = run(more, preexec_fn=lambda number=descriptor: os.close(number))
+        result = run(more, closed=descriptor)
         assert (result.returncode, result.stderr if descriptor == 1 else b"") in ((7, b"told \xe4\xbd\xa0\n"), (7, b""))
 
 

@@ -55,7 +55,7 @@ def test_a_gateway_over_the_embedded_engine_knows_its_sessions_after_a_kill(
     assert samples[-1]["reward"] == 1.0
     assert samples[-1]["metadata"]["num_turns"] == 2
     second.send_signal(signal.SIGTERM)
-    assert second.wait(timeout=20) == 0
+    assert second.wait(timeout=60) == 0
     assert len((tmp_path / "sessions" / "samples.jsonl").read_text().splitlines()) == len(samples)
 
 
