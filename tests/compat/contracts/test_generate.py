@@ -13,12 +13,17 @@ STRICT = {"failure_minimum": 1, "failure_budget": 0.0}
 """Of ``[rollout]``: what a plug-in asserts ends the run."""
 
 
+async def one(sample: Any, prompt: Any) -> float:
+    """Awaited: a thread would take longer than the engine for an answer."""
+    return 1.0
+
+
 @pytest.fixture
 def answer(write_plugins: WriteText, make_batches: Callable[..., Any]) -> Callable[..., Any]:
     """Return an async function that makes batches of what ``f`` of a plug-in answers; what it asserts ends the run."""
 
     async def make(text: str, num_batches: int = 1, *, rollout: Mapping[str, Any] = {}, **others: Any) -> list[Any]:
-        settings = {"rollout": {**STRICT, **rollout}, "reward_fn": lambda sample, prompt: 1.0, **others}
+        settings = {"rollout": {**STRICT, **rollout}, "reward_fn": one, **others}
         return await make_batches(num_batches, folder=write_plugins(text), generate="slime:mine.f", **settings)
 
     return make

@@ -13,8 +13,8 @@ from rollfeed.protocols import PromptSource
 from rollfeed.testing import CharTokenizer, ListSource, ScriptedEngine
 
 
-def digit(sample: Any, prompt: Any) -> float:
-    """Give 1 to answers above 4."""
+async def digit(sample: Any, prompt: Any) -> float:
+    """Give 1 to answers above 4; awaited, as threads would end in any order."""
     return float(int(sample.response[0]) > 4)
 
 
