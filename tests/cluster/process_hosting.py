@@ -12,6 +12,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from rollfeed.base.waiting import until_done
 from rollfeed.cluster import Host, HostDiedError, Hosted, Hosting
 from rollfeed.cluster.hosting import returned
 
@@ -72,6 +73,10 @@ class ProcessHosting(Hosting):
     """As many machines as there are said to be, all of them this one."""
 
     def __init__(self, forks: ForkServerContext, num_nodes: int = 2) -> None:
+        begun = forks.Process(target=exec, args=("",))  # what it forks from has imported everything when it has ended
+        begun.start()
+        begun.join()
+        begun.close()
         self._forks = forks
         self.hosts: list[ProcessHost] = []
         self.is_left = False
@@ -96,7 +101,11 @@ class ProcessHosting(Hosting):
         ours, theirs = socket.socketpair()
         with theirs:
             process = self._forks.Process(target=exec, args=(_SERVE, {"given": (theirs, factory, args)}))
-            await asyncio.to_thread(process.start)
+            try:
+                await until_done(asyncio.create_task(asyncio.to_thread(process.start)))
+            except asyncio.CancelledError:  # the process ends when it reads that nobody asks any more
+                ours.close()
+                raise
         self.hosts.append(ProcessHost(process, ours, f"worker {place}"))
         return self.hosts[-1]
 

@@ -47,7 +47,7 @@ def spec_for(folder: Path, checkpoint: Path, **changed: dict[str, Any]) -> RunSp
         },
         "reward": {"override_environments": True, "functions_in_workers": False, "overlong": {"cache": 10}},
         "plugins": {"reward": "trainer_elsewhere_reward:score"},
-        "cluster": {"kind": "ray", "num_workers": 1, "startup_timeout_seconds": 60},
+        "cluster": {"kind": "ray", "num_workers": 1, "startup_timeout_seconds": 600},
     }
     for name, values in changed.items():
         tree[name] = {**tree.get(name, {}), **values}

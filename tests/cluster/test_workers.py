@@ -34,12 +34,17 @@ from rollfeed.types import Group, Rollout, TensorUpdate
 
 REWARD = """
 import logging
+import time
 from pathlib import Path
 
 from rollfeed.generate import default_generate
 
+HELD = Path(__file__).with_name("held")
+
 
 def score(sample, prompt):
+    while HELD.exists():
+        time.sleep(0.01)
     return float(sample.response_token_ids.sum() % 7)
 
 
@@ -59,6 +64,9 @@ async def generate_aloud(request, *, services):
     return await default_generate(request, services=services)
 """
 
+
+PATIENT = {"timeout_seconds": 600.0}
+"""Of ``[reward]``, where rewards wait."""
 
 AGENT = """
 import os
@@ -105,7 +113,7 @@ def settings_for(checkpoint: Path, **changed: dict[str, Any]) -> Settings:
         "engine": {"context_length": 256, "kernels": "torch", "precision": "fp32"},
         "reward": {"override_environments": True, "functions_in_workers": False},
         "plugins": {"reward": "elsewhere_reward:score"},
-        "cluster": {"kind": "ray", "num_workers": 2, "startup_timeout_seconds": 60},
+        "cluster": {"kind": "ray", "num_workers": 2, "startup_timeout_seconds": 600},
     }
     for name, values in changed.items():
         tree[name] = {**tree.get(name, {}), **values}
@@ -142,16 +150,17 @@ def local(folder: Path, tiny_checkpoint: Path) -> dict[str, str]:
 
 
 class Kills:
-    """Kills the first worker when the first rollout of the run has ended, and so is in the middle of its groups."""
+    """Kills the first worker when the first rollout of the run has been answered: no group ends before."""
 
-    def __init__(self, hosting: ProcessHosting, times: int = 1) -> None:
+    def __init__(self, hosting: ProcessHosting, folder: Path) -> None:
         self._hosting = hosting
-        self._left = times
+        self._held = folder / "held"
+        self._held.touch()
 
     def rollout_finished(self, rollout: Rollout) -> None:
-        if self._left:
-            self._left -= 1
+        if self._held.exists():
             self._hosting.hosts[0].kill()
+            self._held.unlink()
 
     def group_submitted(self, group: Group) -> None: ...
     def step_started(self, step: int) -> None: ...
@@ -218,8 +227,8 @@ def test_a_killed_worker_loses_and_doubles_nothing(
     host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path, local: dict[str, str]
 ) -> None:
     hosting = host()
-    prepared = prepared_on(hosting, RunSpec(settings_for(tiny_checkpoint), (folder,)))
-    summary = asyncio.run(app.run(prepared, out=folder / "run", observers=[Kills(hosting)]))
+    prepared = prepared_on(hosting, RunSpec(settings_for(tiny_checkpoint, reward=PATIENT), (folder,)))
+    summary = asyncio.run(app.run(prepared, out=folder / "run", observers=[Kills(hosting, folder)]))
     assert content_of(folder / "run") == local
     assert summary.ledger.balanced
     metrics = prepared.engine.metrics()
@@ -231,8 +240,8 @@ def test_the_last_worker_that_is_killed_is_waited_for(
     host: Callable[[], ProcessHosting], folder: Path, tiny_checkpoint: Path, local: dict[str, str]
 ) -> None:
     hosting = host()
-    spec = RunSpec(settings_for(tiny_checkpoint, cluster={"num_workers": 1}), (folder,))
-    asyncio.run(app.run(prepared_on(hosting, spec), out=folder / "run", observers=[Kills(hosting)]))
+    spec = RunSpec(settings_for(tiny_checkpoint, cluster={"num_workers": 1}, reward=PATIENT), (folder,))
+    asyncio.run(app.run(prepared_on(hosting, spec), out=folder / "run", observers=[Kills(hosting, folder)]))
     assert content_of(folder / "run") == local
     assert len(hosting.hosts) == 2
 
@@ -271,7 +280,7 @@ def test_weights_reach_all_workers_and_those_that_come_later(
         }
         assert versions == {7}
 
-    asyncio.run(asyncio.wait_for(app.run(prepared, out=folder / "run", make_steps=make), 60))
+    asyncio.run(asyncio.wait_for(app.run(prepared, out=folder / "run", make_steps=make), 300))
 
 
 def test_a_worker_without_the_model_is_named(
@@ -373,13 +382,14 @@ def test_a_group_ends_with_an_error_of_whoever_is_told_of_it(
 ) -> None:
     class Failing(Kills):
         def rollout_finished(self, rollout: Rollout) -> None:
+            self._held.unlink(missing_ok=True)
             raise KeyError("an observer")
 
     hosting = host()
     prepared = prepared_on(hosting, RunSpec(settings_for(tiny_checkpoint), (folder,)))
-    running = app.run(prepared, out=folder / "run", observers=[Failing(hosting)])
+    running = app.run(prepared, out=folder / "run", observers=[Failing(hosting, folder)])
     with pytest.raises(KeyError, match="an observer"):
-        asyncio.run(asyncio.wait_for(running, 60))
+        asyncio.run(asyncio.wait_for(running, 300))
 
 
 def test_a_node_that_joined_with_another_rollfeed_starts_no_worker(tiny_checkpoint: Path) -> None:
