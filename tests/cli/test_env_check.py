@@ -10,7 +10,7 @@ from rollfeed.environments import EnvironmentRegistry
 
 
 def test_all_built_in_environments_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env", "check", "core/*", "--problems", "5", "--quiet", "--json"]) == 0
+    assert main(["env", "check", "core/*", "--problems", "5", "--timeout", "240", "--quiet", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     ids = [each for each in EnvironmentRegistry().ids() if each.startswith("core/")]
     assert [each["id"] for each in report["environments"]] == ids

@@ -37,7 +37,7 @@ def score(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 def test_cases_are_all_graded_with_exit_code_0(score: Any, leaves_no_process: None, tmp_path: Path) -> None:
     cases = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     out = tmp_path / "out.jsonl"
-    code, printed, _ = score(CASES, "--out", out, "--json")
+    code, printed, _ = score(CASES, "--out", out, "--timeout", 60, "--json")
     assert code == 0
     results = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [result["id"] for result in results] == [case["id"] for case in cases]
