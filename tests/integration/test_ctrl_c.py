@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def test_ctrl_c_leaves_one_line_at_most(
         said.append(process.stdout.readline())
         assert said[-1], said
     for _ in range(3 if command.startswith("run") else 1):
-        os.killpg(process.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):  # it has ended before the last of them
+            os.killpg(process.pid, signal.SIGINT)
     rest = process.read().splitlines()
     assert process.wait() == 130
     if last is None:  # servers end so when they are told to
@@ -76,6 +78,27 @@ def test_ctrl_c_leaves_one_line_at_most(
         assert " INFO rollfeed.progress: stopped\n" in (tmp_path / "out" / "run.log").read_text()
     told = [line for line in rest if line.startswith("rollfeed:") or "Traceback" in line or "Error" in line]
     assert told == [rest[-1]]
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_after_the_one_that_stopped_a_command_break_into_nothing(first: signal.Signals) -> None:
+    program = (
+        "import asyncio, os, signal\n"
+        "from rollfeed.cli import exit_codes\n"
+        "async def work():\n"
+        f"    os.kill(os.getpid(), {first.value})\n"
+        "    await asyncio.Event().wait()\n"
+        "with exit_codes.signals_given_back():\n"
+        "    try:\n"
+        "        asyncio.run(exit_codes.until_signal(work(), said='stopped'))\n"
+        "    except KeyboardInterrupt as stop:\n"
+        "        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
+        "            os.kill(os.getpid(), number)\n"
+        "        print(stop)\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\nTrue\n", "")
 
 
 def test_ctrl_c_while_commands_are_still_imported_is_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from rollfeed.logs import progress
@@ -22,7 +23,8 @@ T = TypeVar("T")
 async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
     """Await what a command does; the first SIGINT, SIGTERM or SIGHUP cancels it, and what it started ends with it.
 
-    Signals after the first change nothing: the work is ending.
+    Signals after the first change nothing: the work is ending, and from then on they are ignored, so that none breaks
+    into what the process does last.
 
     Args:
         work: What is done.
@@ -33,8 +35,11 @@ async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
+    is_stopped = False
 
     def stop(number: signal.Signals) -> None:
+        nonlocal is_stopped
+        is_stopped = True
         if not task.cancelling():
             progress.info("told to stop by %s", number.name)
             task.cancel()
@@ -48,7 +53,22 @@ async def until_signal(work: Coroutine[Any, Any, T], *, said: str = "") -> T:
         raise KeyboardInterrupt(said) from None
     finally:
         for number in numbers:
-            loop.remove_signal_handler(number)
+            with suppress(KeyboardInterrupt):  # between the two of them
+                loop.remove_signal_handler(number)
+            if is_stopped:
+                signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def signals_given_back() -> Iterator[None]:
+    """Have signals do what they did before, behind a block that :func:`until_signal` may leave ignoring them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def _ending_signals() -> list[signal.Signals]:

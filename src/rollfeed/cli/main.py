@@ -51,6 +51,11 @@ _WITH_LOG = ("run", "train", "eval")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    with exit_codes.signals_given_back():
+        return _code_of(arguments)
+
+
+def _code_of(arguments: Sequence[str] | None) -> int:
     try:
         code = _run(arguments)
     except ConfigError as error:
@@ -115,7 +120,7 @@ def build_parser(command: str) -> argparse.ArgumentParser:
 def entry_point() -> None:
     """Run the command line and leave the process, also when a thread still computes or a user's function hangs."""
     open_output()
-    code = main()
+    code = _code_of(None)
     # Ctrl-C once more, while the interpreter ends, would add a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if problem := close_output():
