@@ -20,6 +20,7 @@ from tests.integration.routed_processes import (
     ask,
     generate,
     healthy_workers,
+    held_ports,
 )
 from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
 
@@ -103,37 +104,38 @@ def test_check_asks_a_router_and_its_servers(
 
 async def test_a_router_that_is_killed_and_started_again_loses_nothing_of_a_client(tmp_path: Path) -> None:
     model = {"num_slots": 8, "median_length": 60.0, "max_length": 100}
-    async with start_fake_sglang(mode="time-model", num_workers=2, time_model=model) as fakes:
+    fake = start_fake_sglang(mode="time-model", num_workers=2, time_model=model)
+    async with fake as fakes, contextlib.AsyncExitStack() as stack:
         patience = ("--probe-timeout-seconds", "60")
-        first = await asyncio.to_thread(RouterProcess, *fakes.addresses, *patience)
+        (port,) = stack.enter_context(held_ports(1))
+        first = await asyncio.to_thread(RouterProcess, *fakes.addresses, *patience, port=port)
+        stack.callback(first.end)
         address = await asyncio.to_thread(first.address)
-        port = int(address.rpartition(":")[2])
         settings = SGLangSettings(router=address, concurrency=64, probe_interval_seconds=0.3, max_tries=1000)
-        with contextlib.ExitStack() as stack:
-            async with ServerEngine(
-                SGLang(settings), context_length=4096, tokenizer=CharTokenizer(), transport=DiskTransport(tmp_path)
-            ) as engine:
-                prompt, params = np.arange(10, dtype=np.int32), SamplingParams(max_new_tokens=100)
-                asked = [
-                    asyncio.create_task(engine.generate(prompt + number, params, request_id=f"r{number}"))
-                    for number in range(40)
-                ]
-                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                first.process.send_signal(signal.SIGKILL)
-                await asyncio.to_thread(first.end)
-                again = await asyncio.to_thread(RouterProcess, *fakes.addresses, *patience, port=port)
-                stack.callback(again.end)
-                assert await asyncio.to_thread(again.address) == address
-                completions = await asyncio.gather(*asked)
-                assert FinishKind.ABORT not in {each.finish_reason.kind for each in completions}
-                assert all(len(each.token_ids) == len(each.logprobs) > 0 for each in completions)
-                # Weights that this client publishes go to the workers, and the router follows.
-                await engine.apply(TensorUpdate({"w": np.zeros(3, np.float32)}, policy_version=1))
-                late = await engine.generate(prompt, params, request_id="late")
-                assert {span.policy_version for span in late.version_spans} == {1}
-                running = asyncio.create_task(engine.generate(prompt, params, request_id="aborted"))
-                await engine.abort("aborted")
-                await running
+        async with ServerEngine(
+            SGLang(settings), context_length=4096, tokenizer=CharTokenizer(), transport=DiskTransport(tmp_path)
+        ) as engine:
+            prompt, params = np.arange(10, dtype=np.int32), SamplingParams(max_new_tokens=100)
+            asked = [
+                asyncio.create_task(engine.generate(prompt + number, params, request_id=f"r{number}"))
+                for number in range(40)
+            ]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            first.process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(first.process.wait)
+            again = await asyncio.to_thread(RouterProcess, *fakes.addresses, *patience, port=port)
+            stack.callback(again.end)
+            assert await asyncio.to_thread(again.address) == address
+            completions = await asyncio.gather(*asked)
+            assert FinishKind.ABORT not in {each.finish_reason.kind for each in completions}
+            assert all(len(each.token_ids) == len(each.logprobs) > 0 for each in completions)
+            # Weights that this client publishes go to the workers, and the router follows.
+            await engine.apply(TensorUpdate({"w": np.zeros(3, np.float32)}, policy_version=1))
+            late = await engine.generate(prompt, params, request_id="late")
+            assert {span.policy_version for span in late.version_spans} == {1}
+            running = asyncio.create_task(engine.generate(prompt, params, request_id="aborted"))
+            await engine.abort("aborted")
+            await running
 
 
 @pytest.fixture

@@ -2,21 +2,22 @@
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import STDOUT, Popen
 
 import numpy as np
 import pytest
+from aiohttp import ClientError
+from tests.integration.routed_processes import held_ports
 
 from rollfeed.config import SGLangSettings
 from rollfeed.engine.client import ServerEngine
 from rollfeed.engine.dialects import SGLang
 from rollfeed.testing import CharTokenizer
-from rollfeed.testing.fake_sglang import start_fake_sglang
+from rollfeed.testing.fake_sglang import Fakes, start_fake_sglang
 from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate
 from rollfeed.weights import DiskTransport
 
@@ -35,19 +36,17 @@ def router_python() -> str:
 
 @contextmanager
 def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        port, metrics_port = (each.getsockname()[1] for each in (first, second))
-    options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "round_robin"]
-    options += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
-    with log.open("w") as file:
-        process = Popen([router_python(), "-m", "sglang_router.launch_router", *options], stdout=file, stderr=STDOUT)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with held_ports(2) as (port, metrics_port):
+        options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "round_robin"]
+        options += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+        command = [router_python(), "-m", "sglang_router.launch_router", *options]
+        with log.open("w") as file:
+            process = Popen(command, stdout=file, stderr=STDOUT)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
 
 
 def ask(engine: ServerEngine, name: str, count: int) -> list[asyncio.Task[Completion]]:
@@ -55,6 +54,22 @@ def ask(engine: ServerEngine, name: str, count: int) -> list[asyncio.Task[Comple
         asyncio.create_task(engine.generate(PROMPT + number, PARAMS, request_id=f"{name}{number}"))
         for number in range(count)
     ]
+
+
+async def until_counted(engine: ServerEngine, name: str) -> None:
+    """Wait until the engine has counted one."""
+    async with asyncio.timeout(120):
+        while engine.metrics()[name] < 1:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.05)
+
+
+async def until_cleared(fakes: Fakes) -> None:
+    """Let nothing go wrong any more at the server that was lost, as soon as it listens again."""
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(ClientError):
+                return await fakes.clear_faults(worker=1)
+            await asyncio.sleep(0.05)
 
 
 def kinds(completions: Sequence[Completion]) -> set[FinishKind]:
@@ -67,32 +82,37 @@ async def test_weights_aborts_and_a_lost_server_behind_the_real_router(tmp_path:
     model = {"num_slots": 8, "median_length": 60.0, "max_length": 100}
     async with start_fake_sglang(mode="time-model", num_workers=2, time_model=model) as fakes:
         with running_router(fakes.addresses, tmp_path / "log.txt") as address:
-            settings = SGLangSettings(router=address, concurrency=32, probe_interval_seconds=0.3)
+            # A server that is slow to answer a probe is not taken for dead.
+            settings = SGLangSettings(
+                router=address, concurrency=32, probe_interval_seconds=0.3, probe_timeout_seconds=60
+            )
             async with ServerEngine(
                 SGLang(settings), context_length=4096, tokenizer=CharTokenizer(), transport=DiskTransport(tmp_path)
             ) as engine:
                 asked = ask(engine, "updated", 40)
-                # The one that ends first is all of version 0; the last ones have not begun.
+                # The one that ends first is all of version 0; of the others some have most likely not begun.
                 await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 await engine.apply(TensorUpdate({"w": np.zeros(3, np.float32)}, policy_version=1))
-                completions = await asyncio.gather(*asked)
+                completions = await asyncio.gather(*asked, *ask(engine, "later", 1))
                 assert FinishKind.ABORT not in kinds(completions)
                 versions = [span.policy_version for each in completions for span in each.version_spans]
                 assert set(versions) == {0, 1}
 
                 before = (await fakes.stats())["requests"]["/generate"]
-                asked = ask(engine, "aborted", 40)
+                asked = ask(engine, "aborted", 400)  # more than end while this waits
                 await fakes.wait_until(lambda stats: stats["requests"]["/generate"] > before)
                 await engine.abort()
                 assert FinishKind.ABORT in kinds(await asyncio.gather(*asked))
 
                 asked = ask(engine, "moved", 60)
                 await asyncio.sleep(0)
-                await fakes.add_fault("refuse", worker=1, seconds=3.0)
+                # It is not healthy before it has been found dead, however long that takes.
+                await fakes.add_fault("status", worker=1, path="/health", status=503)
+                await fakes.add_fault("refuse", worker=1, seconds=1.0)
                 assert FinishKind.ABORT not in kinds(await asyncio.gather(*asked))
-                async with asyncio.timeout(60):
-                    while engine.metrics()["readmitted_workers"] < 1:  # noqa: ASYNC110 - it has no event
-                        await asyncio.sleep(0.05)
+                await until_counted(engine, "dead_workers")
+                await until_cleared(fakes)
+                await until_counted(engine, "readmitted_workers")
                 completions = await asyncio.gather(*ask(engine, "after", 20))
                 assert {span.policy_version for each in completions for span in each.version_spans} == {1}
                 assert engine.metrics()["dead_workers"] == 1

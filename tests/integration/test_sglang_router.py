@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
+import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -21,8 +21,8 @@ from tests.integration.routed_processes import (
     environment,
     generate,
     healthy_workers,
+    held_ports,
     num_ended,
-    num_running,
     until,
 )
 from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
@@ -52,13 +52,24 @@ def events(text: str) -> list[Any]:
 
 @contextlib.contextmanager
 def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        port, metrics_port = (each.getsockname()[1] for each in (first, second))
+    with held_ports(2) as (port, metrics_port), started_router(workers, log, port, metrics_port) as process:
+
+        def has_all() -> bool:
+            assert process.poll() is None, log.read_text()
+            return healthy_workers(f"http://127.0.0.1:{port}") == set(workers)
+
+        until(has_all)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def started_router(
+    workers: Sequence[str], log: Path, port: int, metrics_port: int
+) -> Iterator[subprocess.Popen[bytes]]:
     options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "round_robin"]
     options += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
     options += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
+    options += ["--health-check-timeout-secs", "60"]  # one that is slow is not one that is lost
     with log.open("w") as file:
         process = subprocess.Popen(
             [router_python(), "-m", "sglang_router.launch_router", *options],
@@ -66,14 +77,8 @@ def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-
-    def has_all() -> bool:
-        assert process.poll() is None, log.read_text()
-        return healthy_workers(f"http://127.0.0.1:{port}") == set(workers)
-
     try:
-        until(has_all)
-        yield f"http://127.0.0.1:{port}"
+        yield process
     finally:
         process.kill()
         process.wait()
@@ -190,11 +195,13 @@ def test_a_killed_worker_loses_no_request_and_another_takes_its_place(
         stays, joins, dies = workers[0], workers[1], victim.address()
         router = stack.enter_context(running_router([stays, dies], tmp_path / "log.txt"))
         threads = stack.enter_context(ThreadPoolExecutor(6))
-        sampling = {"max_new_tokens": 900, "ignore_eos": True}
+        sampling = {"max_new_tokens": 100, "ignore_eos": True}
+        before = num_ended(stays)
+        victim.process.send_signal(signal.SIGSTOP)
         asked = [threads.submit(generate, router, input_ids=[72], sampling_params=sampling) for _ in range(6)]
-        until(lambda: num_running(dies) > 0)
+        until(lambda: num_ended(stays) >= before + 3)  # the others are at the one that stands still
         victim.process.kill()
-        assert [len(each.result()["output_ids"]) for each in asked] == [900] * 6
+        assert [len(each.result()["output_ids"]) for each in asked] == [100] * 6
         short = {"max_new_tokens": 2, "ignore_eos": True}
         for _ in range(4):
             assert len(generate(router, input_ids=[72], sampling_params=short)["output_ids"]) == 2
