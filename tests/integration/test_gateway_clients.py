@@ -22,6 +22,7 @@ from rollfeed.benchmarks.gateway.talks import TOOL
 PARAMETERS = {"type": "object", "properties": {"number": {"type": "integer"}, "why": {"type": "string"}}}
 ABOUT = "Returns a part."
 SYSTEM = "Read the parts."
+_PATIENCE_SECONDS = 120.0
 Turn = Callable[[list[Any], bool], Awaitable[list[Any]]]
 """Asks for the next turn of a history, and returns what the client makes of it and of its calls."""
 
@@ -101,7 +102,7 @@ def messages(client: AsyncAnthropic) -> Turn:
 async def hold_sessions(gateway: GatewayProcess, *, num_sessions: int, num_turns: int) -> None:
     permits = asyncio.Semaphore(16)
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.address))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.address, timeout=_PATIENCE_SECONDS))
         openai = await stack.enter_async_context(AsyncOpenAI(base_url=f"{gateway.address}/v1", api_key="none"))
         anthropic = await stack.enter_async_context(AsyncAnthropic(base_url=gateway.address, api_key="none"))
 
@@ -127,7 +128,7 @@ async def hold_sessions(gateway: GatewayProcess, *, num_sessions: int, num_turns
 
 async def hold_kept_histories(gateway: GatewayProcess) -> None:
     """Hold conversations of three turns of which the clients send only what is new."""
-    async with httpx.AsyncClient(base_url=gateway.address) as http:
+    async with httpx.AsyncClient(base_url=gateway.address, timeout=_PATIENCE_SECONDS) as http:
         first, second = [(await http.post("/sessions", json={})).json() for _ in range(2)]
 
         async def read_part(number: int, why: str = "") -> str:

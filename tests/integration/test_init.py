@@ -66,7 +66,7 @@ def test_a_template_runs_as_it_is(
             changed = ["--set", "rollout.num_rollout=2", *overrides] if words[0] in ("run", "train") else []
             ran = rollfeed(*words, *changed)
             assert ran.code == 0, (words, ran.err)
-    assert [other.wait(timeout=60) for other in others] == [0] * len(others)
+    assert [other.wait(timeout=300) for other in others] == [0] * len(others)
     (run,) = {path.parent for path in Path("runs").glob("*/journal.sqlite") if path.parent.name != "trained"}
     assert findings_in(run) == []
 

@@ -51,12 +51,17 @@ def test_a_run_of_episodes_that_is_killed_ends_as_the_unbroken_one(
     ran = rollfeed("run", settings, "--out", unbroken, "--json")
     assert ran.code == 0, ran.err
     for _ in range(2):
-        process = start_rollfeed("run", settings, "--out", broken)
+        process = start_rollfeed("run", settings, "--out", broken, "--set", "rollout.num_rollout=100000")
         while not list((broken / "batches").glob("step-*")) and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert rollfeed("run", settings, "--out", broken, "--json").json["ledger"]["trained"] == 30 * 4
+    # It may have come further than the other one, if it was long alone.
+    num_steps = max(30, len(rollfeed("show", broken, "--json").json["steps"]))
+    longer = ("--set", f"rollout.num_rollout={num_steps}")
+    ran = rollfeed("run", "--resume", broken, *longer, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["ledger"]["trained"] == num_steps * 4
     for path in sorted((unbroken / "batches").glob("step-*")):
         assert (broken / "batches" / path.name).read_bytes() == path.read_bytes()
     assert not (broken / "turns.log").exists()

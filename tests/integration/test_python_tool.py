@@ -14,7 +14,7 @@ from rollfeed.tools.python import PythonTool
 async def tool() -> PythonTool:
     sandboxes = OnDemandSandboxes(level=None, max_running=2, container=None)
     await sandboxes.start()
-    return PythonTool(sandboxes, limits=ExecLimits(wall_seconds=5.0, memory_bytes=512 << 20))
+    return PythonTool(sandboxes, limits=ExecLimits(wall_seconds=120.0, memory_bytes=512 << 20))
 
 
 async def test_what_a_program_prints_and_its_last_value_are_the_answer(tool: PythonTool) -> None:

@@ -132,7 +132,7 @@ def test_kill_9_at_random_instants_loses_no_finished_step(
     start_rollfeed, rollfeed, settings_file, tmp_path: Path, deterministic: bool
 ) -> None:
     out, unbroken = tmp_path / "run", tmp_path / "unbroken"
-    settings = settings_file(num_rollout=60)
+    settings = settings_file(num_rollout=100_000)
     option = ["--set", f"rollout.deterministic={str(deterministic).lower()}"]
     instants = random.Random(11)
     for kill in range(3):
@@ -145,13 +145,15 @@ def test_kill_9_at_random_instants_loses_no_finished_step(
         steps = [step["step"] for step in shown["steps"]]
         assert steps == list(range(len(steps)))
         assert all(len(step["groups"]) >= 3 for step in shown["steps"])
-    assert rollfeed("run", settings, "--out", out, *option).code == 0
-    assert len(set(trained_prompts(out))) == 60 * 3
+    num_rollout = max(60, len(steps))
+    longer = ("--set", f"rollout.num_rollout={num_rollout}")
+    assert rollfeed("run", settings, "--out", out, *option, *longer).code == 0
+    assert len(set(trained_prompts(out))) == num_rollout * 3
     leftovers = [path for path in out.rglob("*") if "tmp" in path.name]
     assert leftovers == []
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(60))
+    assert [json.loads(line)["step"] for line in lines] == list(range(num_rollout))
     if deterministic:
-        assert rollfeed("run", settings, "--out", unbroken, *option).code == 0
+        assert rollfeed("run", settings, "--out", unbroken, *option, *longer).code == 0
         for path in sorted((unbroken / "batches").glob("*.parquet")):
             assert (out / "batches" / path.name).read_bytes() == path.read_bytes()

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def servers(fork_rollfeed: Callable[..., Any], tiny_checkpoint: Path) -> Iterato
         yield [address_of(process) for process in processes]
         for process in processes:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=120) == 0
     finally:
         for process in processes:
             process.close()
@@ -45,6 +46,12 @@ def ask(address: str, path: str, body: Any = None) -> str:
     with opener.open(request, timeout=60) as response:
         text: str = response.read().decode()
     return text
+
+
+def num_there(address: str) -> int:
+    """How many requests a server has."""
+    load = json.loads(ask(address, "/v1/loads?include=core"))["loads"][0]
+    return int(load["num_running_reqs"] + load["num_waiting_reqs"])
 
 
 def rescored(address: str, token_ids: list[int]) -> np.ndarray:
@@ -79,8 +86,10 @@ def test_a_run_on_two_servers_has_the_logprobs_of_a_rescoring(
     assert steps[1]["engine/requests"] >= len(rows)
     assert steps[1]["engine/live_workers"] == 2
     assert steps[1]["engine/rejected_replies"] == 0
-    loads = [json.loads(ask(server, "/v1/loads?include=core"))["loads"][0] for server in servers]
-    assert [load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads] == [0, 0]
+    deadline = time.monotonic() + 60
+    while any(num_there(server) for server in servers):  # those that the end of a step aborted go at the next turn
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     answered = [
         line for server in servers for line in ask(server, "/metrics").splitlines() if "requests_total{" in line
     ]

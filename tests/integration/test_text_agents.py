@@ -34,7 +34,7 @@ _FILES = (
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real tokenizer over weights that know nothing: any token may follow, half characters and special ones too."""
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from transformers import LlamaConfig, LlamaForCausalLM
 
     real, folder = resolve_checkpoint(DEFAULT_MODEL), tmp_path_factory.mktemp("untrained") / "untrained"
@@ -48,6 +48,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=2048,
         tie_word_embeddings=True,
     )
+    torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
     for name in _FILES:
         if (real / name).exists():

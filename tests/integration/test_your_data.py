@@ -111,9 +111,9 @@ def test_what_is_printed_before_a_worker_is_killed_is_there(
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     program = "import time\ndef closeness(response, label):\n    print('before')\n    time.sleep(60)\n"
     (folder / "rewards.py").write_text(program)
-    ran = rollfeed("check", "run.toml", "--set", "reward.timeout_seconds=1")
+    ran = rollfeed("check", "run.toml", "--set", "reward.timeout_seconds=4")
     assert ran.code == 2
-    assert "no result within 1 s" in ran.err
+    assert "no result within 4 s" in ran.err
     assert "it printed 'before'" in ran.err
 
 
