@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.engine.openai.conftest import FakeVLLM, serving
 from tests.router.routing_fakes import routed
 
+from rollfeed.router.members import Member
 from rollfeed.testing.fake_sglang import serve_fake_sglang
 
 TOKENS = "/inference/v1/generate"
@@ -145,21 +146,25 @@ async def test_a_vllm_that_keeps_no_name_is_given_the_weights_when_it_was_lost()
         await router.until(lambda: router.fleet.members[vllm.address].is_at(1))
 
 
+SGLANG_TOLD: dict[str, Any] = {
+    "/model_info": {"model_path": "m", "weight_version": "default"},
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/v1/loads": {"loads": []},
+    "/server_info": {},
+    "/health": {},
+    "/generate": {"text": ""},
+}
+
+
+def as_sglang(path: str) -> web.Response:
+    return web.json_response(SGLANG_TOLD[path]) if path in SGLANG_TOLD else web.Response(status=404)
+
+
 async def test_a_worker_that_returns_as_another_kind_is_met_again() -> None:
     vllm, is_sglang = FakeVLLM(), True
-    told = {
-        "/model_info": {"model_path": "m", "weight_version": "default"},
-        "/v1/models": {"data": [{"id": "m"}]},
-        "/v1/loads": {"loads": []},
-        "/server_info": {},
-        "/health": {},
-        "/generate": {"text": ""},
-    }
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        if not is_sglang:
-            return await vllm.handle(request)
-        return web.json_response(told[request.path]) if request.path in told else web.Response(status=404)
+        return as_sglang(request.path) if is_sglang else await vllm.handle(request)
 
     async with serving(answer) as address, routed([address]) as router:
         assert (await router.generate()).status == 200
@@ -172,6 +177,20 @@ async def test_a_worker_that_returns_as_another_kind_is_met_again() -> None:
             await router.until(lambda: len(router.fleet.ready) == 1)
             assert (await router.post(TOKENS, **ask())).status == (404 if is_sglang else 200)
             assert (await router.generate()).status == (200 if is_sglang else 404)
+
+
+async def test_a_worker_that_is_lost_in_the_middle_of_a_probe_is_met_again() -> None:
+    vllm, is_sglang, probed = FakeVLLM(), False, list[Member]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal is_sglang
+        if probed and request.path == "/metrics":  # the last that a vLLM is asked
+            is_sglang = probed.pop().is_suspect = True
+        return as_sglang(request.path) if is_sglang else await vllm.handle(request)
+
+    async with serving(answer) as address, routed([address]) as router:
+        probed.append(router.fleet.members[address])
+        await router.until(lambda: router.fleet.members[address].kind == "sglang")
 
 
 async def test_ranks_of_a_group_follow_each_other() -> None:

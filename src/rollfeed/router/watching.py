@@ -112,8 +112,8 @@ class Watcher:
 
     async def _probe(self, member: Member) -> None:
         seconds, address = self._settings.probe_timeout_seconds, member.address
-        kind = member.kind
-        if kind is None or member.state is MemberState.DOWN or member.is_suspect:
+        kind, was_suspect = member.kind, member.is_suspect
+        if kind is None or member.state is MemberState.DOWN or was_suspect:
             kind, told = await self._meet(member)
         else:
             await self._asker.health(address, timeout_seconds=seconds)
@@ -122,6 +122,8 @@ class Watcher:
         member.num_running, member.num_waiting, member.kv_use = load
         if self._fleet.is_changing:
             return  # what was told may be older than what is being done
+        if member.is_suspect and not was_suspect:
+            return  # lost meanwhile: what answers from now on may be another one, and the next probe meets it
         self._settle(member, told)
         waited = asyncio.get_running_loop().time() - member.behind_since
         is_late = member.state is MemberState.BEHIND and waited >= self._settings.late_seconds
