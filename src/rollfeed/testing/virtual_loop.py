@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREAD_SECONDS = 0.05
@@ -76,3 +78,13 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in a loop of its own, as :func:`asyncio.run` does."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(main: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Return the function that runs a coroutine function in virtual time, for a test whose timeouts are to be exact."""
+
+    @functools.wraps(main)
+    def run(*arguments: P.args, **named: P.kwargs) -> T:
+        return run_in_virtual_time(main(*arguments, **named))
+
+    return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,15 +17,16 @@ from rollfeed.config.engine import SGLangSettings
 from rollfeed.engine.client import ServerEngine
 from rollfeed.engine.dialects import SGLang
 from rollfeed.testing import CharTokenizer
+from rollfeed.testing.held_port import hold_port
 from rollfeed.types import SamplingParams
 from rollfeed.weights import DiskTransport
 
 FAST: dict[str, Any] = {
     "concurrency": 64,
     "probe_interval_seconds": 0.05,
-    "probe_timeout_seconds": 1.0,
-    "request_timeout_seconds": 20.0,
-    "startup_timeout_seconds": 5.0,
+    "probe_timeout_seconds": 20.0,
+    "request_timeout_seconds": 120.0,
+    "startup_timeout_seconds": 60.0,
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -68,6 +70,8 @@ class ScriptedServer:
         self.arrived = asyncio.Event()
         self.answers: dict[str, Handler] = {}
         self.port = 0
+        self._held: socket.socket | None = None
+        """Keeps the port while nobody listens."""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -89,6 +93,7 @@ class ScriptedServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
         self.port = self._runner.addresses[0][1]
+        self._let_go()
 
     async def kill(self) -> None:
         """Close the socket and every connection, without an answer to anybody."""
@@ -97,12 +102,23 @@ class ScriptedServer:
             return
         for site in list(runner.sites):
             await site.stop()
+        self._held = hold_port(port=self.port)
         await asyncio.sleep(0.01)  # what was accepted before is among its connections then
         if runner.server is not None:
             for connection in runner.server.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
         await runner.cleanup()
+
+    async def close(self) -> None:
+        """Be killed, and leave the port to others."""
+        await self.kill()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
@@ -198,7 +214,7 @@ def scripted() -> Scripted:
             servers = [ScriptedServer() for _ in range(count)]
             for server in servers:
                 await server.start()
-                stack.push_async_callback(server.kill)
+                stack.push_async_callback(server.close)
             yield servers
 
     return start

@@ -23,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from rollfeed.engine.client import ServerEngine
 from rollfeed.protocols import TransportContext
 from rollfeed.testing.fake_sglang import Fakes, serve_fake_sglang
+from rollfeed.testing.held_port import hold_port
 from rollfeed.types import Completion, SamplingParams, TensorUpdate
 from rollfeed.weights.transports import TRANSPORTS
 
@@ -136,7 +137,7 @@ def say(address: str, path: str, body: Any) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
-    with opener.open(request, timeout=60) as response:
+    with opener.open(request, timeout=300) as response:
         return json.loads(response.read())
 
 
@@ -180,10 +181,12 @@ class FailingServer:
     def __init__(self, server: str, checkpoint: Path) -> None:
         self._server, self._checkpoint = server, checkpoint
         self._path = self._fault = ""
-        self._port = self.num_met = 0
+        self.num_met = 0
         self._mended = asyncio.Event()
 
     async def __aenter__(self) -> FailingServer:
+        self._held = hold_port()
+        self._port = self._held.getsockname()[1]
         self._session = aiohttp.ClientSession()
         await self._listen()
         return self
@@ -192,6 +195,7 @@ class FailingServer:
         self._mended.set()
         await self._runner.cleanup()
         await self._session.close()
+        self._held.close()
 
     @property
     def address(self) -> str:
@@ -215,7 +219,6 @@ class FailingServer:
         self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
-        self._port = self._runner.addresses[0][1]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         fault = self._fault if request.path == self._path else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -43,8 +44,15 @@ class PlainClient:
         return json.loads(text) if response.content_type == "application/json" else text
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[PlainClient]:
+@asynccontextmanager
+async def plain_client() -> AsyncIterator[PlainClient]:
+    """Be a client on the running loop."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield PlainClient(session)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[PlainClient]:
+    async with plain_client() as made:
+        yield made

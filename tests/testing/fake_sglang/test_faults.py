@@ -8,9 +8,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.testing.fake_sglang.conftest import plain_client
 
 from rollfeed.errors import ConfigError
 from rollfeed.testing.fake_sglang import FaultBook, FaultKind, ScriptedReply, ServerFault, serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 HELD = ScriptedReply(output_ids=[7, 8, 9], delay_seconds=3600)
 
@@ -130,8 +132,9 @@ async def test_slow_abort_answers_at_once_and_aborts_later(client: Any) -> None:
         assert (await asked)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_refuse_drops_what_runs_and_listens_again_after_its_seconds(client: Any) -> None:
-    async with serve_fake_sglang(mode="scripted", script=[HELD]) as fakes:
+@in_virtual_time
+async def test_refuse_drops_what_runs_and_listens_again_after_its_seconds() -> None:
+    async with serve_fake_sglang(mode="scripted", script=[HELD]) as fakes, plain_client() as client:
         asked = asyncio.ensure_future(client.generate(fakes.address))
         await fakes.wait_until(lambda counts: counts["num_running"] == 1)
         await fakes.add_fault("refuse", seconds=0.3)
@@ -139,12 +142,8 @@ async def test_refuse_drops_what_runs_and_listens_again_after_its_seconds(client
             await asked
         with pytest.raises(aiohttp.ClientConnectorError):
             await client.get(fakes.address + "/health")
-        while True:
-            try:
-                await client.generate(fakes.address, max_new_tokens=1)
-                break
-            except aiohttp.ClientConnectorError:
-                continue
+        await asyncio.sleep(0.4)
+        await client.generate(fakes.address, max_new_tokens=1)
 
 
 async def test_refuse_with_a_path_waits_for_a_request(client: Any) -> None:

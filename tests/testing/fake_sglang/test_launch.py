@@ -10,6 +10,7 @@ import pytest
 
 from rollfeed.errors import ConfigError
 from rollfeed.testing.fake_sglang import ScriptedReply, ServerFault, fake_settings, start_fake_sglang
+from rollfeed.testing.held_port import hold_port
 
 
 async def test_it_runs_in_another_process_that_ends_with_the_block(client: Any) -> None:
@@ -43,11 +44,13 @@ async def test_it_can_be_killed_and_started_again_on_the_same_port(client: Any) 
         assert fakes.process is not None
         fakes.kill()
         await fakes.process.wait()
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await client.get(fakes.address + "/health")
-        async with start_fake_sglang(port=int(fakes.address.rsplit(":", 1)[1])) as again:
-            assert again.address == fakes.address
-            assert await client.get(fakes.address + "/health") == ""
+        port = int(fakes.address.rsplit(":", 1)[1])
+        with hold_port(port=port):
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await client.get(fakes.address + "/health")
+            async with start_fake_sglang(port=port) as again:
+                assert again.address == fakes.address
+                assert await client.get(fakes.address + "/health") == ""
 
 
 async def test_a_router_runs_alone_in_front_of_servers_that_run_already(client: Any) -> None:

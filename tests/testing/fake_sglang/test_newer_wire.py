@@ -11,8 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.testing.fake_sglang.conftest import plain_client
 
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 DATA = Path(__file__).parents[2] / "engine" / "server" / "data" / "sglang_wire_0523.json"
 CAPTURED: dict[str, Any] = json.loads(DATA.read_text())
@@ -109,10 +111,11 @@ def as_captured(meta: Any, captured: Any) -> bool:
         (None, "10", ["no_pause_abort_all"]),
     ],
 )
+@in_virtual_time
 async def test_an_update_under_a_running_request_is_answered_as_captured(
-    client: Any, mode: str | None, start: str, calls: list[str]
+    mode: str | None, start: str, calls: list[str]
 ) -> None:
-    async with serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
+    async with plain_client() as client, serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
         await client.post(fakes.address + "/update_weight_version", {"new_version": start})
         held = Held(client, fakes)
         await fakes.wait_until(lambda counts: counts["num_running"] == 1)
@@ -133,13 +136,12 @@ async def test_an_update_under_a_running_request_is_answered_as_captured(
 
 
 @pytest.mark.parametrize("name", ["no_pause_default", "no_pause_no_flush"])
-async def test_an_update_without_a_pause_waits_for_what_runs_and_what_comes_waits_for_it(
-    client: Any, name: str
-) -> None:
+@in_virtual_time
+async def test_an_update_without_a_pause_waits_for_what_runs_and_what_comes_waits_for_it(name: str) -> None:
     captured = CAPTURED["spans"][name]
     start = captured["weight_version"]
     script = [ScriptedReply(output_ids=[1, 2], finish_reason="length", delay_seconds=10.0)]
-    async with serve_fake_sglang(mode="scripted", script=script, speed=100.0) as fakes:
+    async with plain_client() as client, serve_fake_sglang(mode="scripted", script=script, speed=100.0) as fakes:
         await client.post(fakes.address + "/update_weight_version", {"new_version": start})
         held = Held(client, fakes)
         await fakes.wait_until(lambda counts: counts["num_running"] == 1)
@@ -152,9 +154,10 @@ async def test_an_update_without_a_pause_waits_for_what_runs_and_what_comes_wait
 
 
 @pytest.mark.parametrize("name", ["version_default", "version_keeping"])
-async def test_a_version_changed_by_name_alone_makes_a_border(client: Any, name: str) -> None:
+@in_virtual_time
+async def test_a_version_changed_by_name_alone_makes_a_border(name: str) -> None:
     captured = CAPTURED["spans"][name]
-    async with serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
+    async with plain_client() as client, serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
         await client.post(
             fakes.address + "/update_weight_version", {"new_version": captured["weight_versions"][0]["version"]}
         )
@@ -184,9 +187,10 @@ async def test_only_the_last_event_of_a_stream_has_the_versions(client: Any) -> 
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
-async def test_a_paused_server_answers_as_captured(client: Any, mode: str) -> None:
+@in_virtual_time
+async def test_a_paused_server_answers_as_captured(mode: str) -> None:
     captured = CAPTURED["paused"][mode]
-    async with serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
+    async with plain_client() as client, serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
         held = Held(client, fakes)
         await fakes.wait_until(lambda counts: counts["num_running"] == 1)
         await called(client, fakes, "pause_" + mode)
@@ -210,8 +214,9 @@ async def test_a_paused_server_answers_as_captured(client: Any, mode: str) -> No
         assert len((await late)["output_ids"]) == 4
 
 
-async def test_an_abort_of_a_paused_server_is_answered_when_it_goes_on(client: Any) -> None:
-    async with serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
+@in_virtual_time
+async def test_an_abort_of_a_paused_server_is_answered_when_it_goes_on() -> None:
+    async with plain_client() as client, serve_fake_sglang(mode="scripted", script=[HELD], speed=100.0) as fakes:
         held = Held(client, fakes)
         await fakes.wait_until(lambda counts: counts["num_running"] == 1)
         await called(client, fakes, "pause_in_place")

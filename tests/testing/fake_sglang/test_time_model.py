@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.testing.fake_sglang.conftest import plain_client
 
 from rollfeed.errors import ConfigError
 from rollfeed.testing.fake_sglang import (
@@ -21,6 +23,7 @@ from rollfeed.testing.fake_sglang import (
     serve_fake_sglang,
 )
 from rollfeed.testing.fake_sglang.wire import FakeJob
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 FREE_PREFILL: dict[str, Any] = {"prefill_us_per_token": 0.0}
 
@@ -384,10 +387,12 @@ async def test_a_server_tells_its_model_and_the_bound(client: Any) -> None:
     assert fake["mean_length"] == pytest.approx(mean_length(settings))
 
 
-async def test_accelerated_time_finishes_a_batch_over_http(client: Any) -> None:
-    import asyncio
-
-    async with serve_fake_sglang(mode="time-model", speed=1000.0, num_workers=2, router="old") as fakes:
+@in_virtual_time
+async def test_accelerated_time_finishes_a_batch_over_http() -> None:
+    async with (
+        serve_fake_sglang(mode="time-model", speed=1000.0, num_workers=2, router="old") as fakes,
+        plain_client() as client,
+    ):
         replies = await asyncio.gather(
             *(client.generate(fakes.address, max_new_tokens=16_384, sampling_seed=seed) for seed in range(64))
         )

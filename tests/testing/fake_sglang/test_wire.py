@@ -9,8 +9,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.testing.fake_sglang.conftest import plain_client
 
 from rollfeed.testing.fake_sglang import ScriptedReply, serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 DATA = Path(__file__).parents[2] / "engine" / "server" / "data" / "sglang_wire.json"
 CAPTURED: dict[str, Any] = json.loads(DATA.read_text())
@@ -189,8 +191,12 @@ async def test_new_weights_while_requests_run_end_an_old_server_unless_told_othe
 
 
 @pytest.mark.parametrize(("mode", "finished"), [("abort", "abort"), ("retract", "length"), ("in_place", "length")])
-async def test_pausing_holds_what_runs_and_what_comes(client: Any, mode: str, finished: str) -> None:
-    async with serve_fake_sglang(mode="time-model", time_model={"median_length": 1000.0}, release="0.5.15") as fakes:
+@in_virtual_time
+async def test_pausing_holds_what_runs_and_what_comes(mode: str, finished: str) -> None:
+    async with (
+        serve_fake_sglang(mode="time-model", time_model={"median_length": 1000.0}, release="0.5.15") as fakes,
+        plain_client() as client,
+    ):
         first = asyncio.ensure_future(client.generate(fakes.address, max_new_tokens=30))
         await fakes.wait_until(lambda counts: counts["num_running"] == 1)
         await client.post(fakes.address + "/pause_generation", {"mode": mode})

@@ -59,7 +59,7 @@ class FleetServers:
         await asyncio.gather(*tasks, return_exceptions=True)
         with self._loop.work.counted():
             for server in self.servers:
-                server.http.stop()
+                server.http.close()
                 server.backend.abort(lambda _: True)
 
     def let_die(self, is_live: Callable[[str], bool]) -> None:

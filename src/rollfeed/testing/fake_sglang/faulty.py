@@ -47,12 +47,12 @@ class FaultyServer(ABC):
         self._order()
 
     async def stop(self) -> None:
-        """Drop all connections and stop listening."""
+        """Drop all connections, stop listening, and leave the port to others."""
         for timer in self._timers:
             timer.cancel()
         if self._restart is not None:
             self._restart.cancel()
-        self.http.stop()
+        self.http.close()
 
     def add_fault(self, fault: ServerFault) -> None:
         """Put a fault in force."""

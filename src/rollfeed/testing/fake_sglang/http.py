@@ -21,6 +21,7 @@ import msgspec
 from rollfeed.base.serving import cannot_listen
 from rollfeed.testing.fake_sglang.settings import ServerFault
 from rollfeed.testing.fake_sglang.tokens import Part
+from rollfeed.testing.held_port import hold_port
 
 _OPEN_PATHS = ("/health", "/metrics")
 _BACKLOG = 4096
@@ -141,6 +142,8 @@ class HttpServer:
         self.most_connections = 0
         self._host = host
         self._port = port
+        self._held: socket.socket | None = None
+        """Keeps the port between ``stop`` and ``start``."""
         self._server: asyncio.Server | None = None
 
     @property
@@ -163,14 +166,26 @@ class HttpServer:
         except OSError as error:
             raise cannot_listen(self._host, self._port, error) from error
         self._port = int(self._server.sockets[0].getsockname()[1])
+        self._let_go()
 
     def stop(self) -> None:
         """Refuse new connections and drop those there are; ``start`` listens on the same port again."""
         if self._server is not None:
             self._server.close()
             self._server = None
+            self._held = hold_port(self._host, self._port)
         for connection in list(self.connections):
             connection.end()
+
+    def close(self) -> None:
+        """Stop, and leave the port to others."""
+        self.stop()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
 
 class _ServerConnection(asyncio.Protocol):

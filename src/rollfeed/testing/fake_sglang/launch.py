@@ -24,6 +24,7 @@ from rollfeed.testing.fake_sglang.settings import FakeSettings, FaultKind, Route
 
 _START_SECONDS = 60.0
 _CONTROL_SECONDS = 30.0
+_POLL_SECONDS = 0.002
 _PROGRAM = "from rollfeed.testing.fake_sglang.launch import main; main()"
 
 
@@ -82,8 +83,8 @@ class Fakes:
 
     async def wait_until(self, condition: Callable[[dict[str, Any]], bool], *, worker: int | str = 0) -> dict[str, Any]:
         """Ask for the statistics until they are as expected, and return them."""
-        while not condition(counts := await self.stats(worker)):
-            pass
+        while not condition(counts := await self.stats(worker)):  # noqa: ASYNC110 - it is known by asking only
+            await asyncio.sleep(_POLL_SECONDS)
         return counts
 
     def kill(self, worker: int | None = None) -> None:
