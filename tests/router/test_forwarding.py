@@ -17,6 +17,7 @@ from rollfeed.base.serving import serve_application
 from rollfeed.router.span_cache import SpanCache
 from rollfeed.testing import CharTokenizer
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 LONG = ScriptedReply(output_ids=[3, 1, 2], delay_seconds=1000.0, num_tokens_when_aborted=2)
 
@@ -120,6 +121,7 @@ async def test_what_one_worker_fails_to_do_another_does(kind: str, policy: str, 
 
 
 @pytest.mark.parametrize("dies", [True, False])
+@in_virtual_time
 async def test_requests_at_a_worker_that_is_lost_end_elsewhere(dies: bool) -> None:
     async with (
         serve_fake_sglang(mode="scripted", num_workers=2) as fakes,
@@ -138,6 +140,7 @@ async def test_requests_at_a_worker_that_is_lost_end_elsewhere(dies: bool) -> No
         assert (health.status, len(router.fleet.ready)) == (200, 1)
 
 
+@in_virtual_time
 async def test_when_all_are_full_the_client_is_told_to_come_again() -> None:
     async with (
         serve_fake_sglang(mode="scripted", script=[LONG]) as fakes,

@@ -13,6 +13,7 @@ from tests.router.routing_fakes import Routed, routed
 
 from rollfeed.base.serving import serve_application
 from rollfeed.testing.fake_sglang import Fakes, ScriptedReply, serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 LONG = ScriptedReply(output_ids=[3, 1, 2], delay_seconds=1000.0, num_tokens_when_aborted=2)
 DISK = "/update_weights_from_disk"
@@ -156,6 +157,7 @@ async def test_running_requests_end_before_weights_change_and_later_ones_wait() 
         assert (await later).json["meta_info"]["weight_version"] == "1"
 
 
+@in_virtual_time
 async def test_an_update_that_may_abort_does_and_one_that_may_not_gives_up() -> None:
     async with (
         serve_fake_sglang(mode="scripted", script=[LONG]) as fakes,
@@ -230,6 +232,7 @@ async def test_tensors_that_one_worker_does_not_take_leave_it_out_and_the_new_ve
             assert (await router.generate()).json["meta_info"]["weight_version"] == "1"
 
 
+@in_virtual_time
 async def test_an_update_that_nobody_finishes_takes_its_workers_out() -> None:
     async with (
         serve_fake_sglang(mode="zero") as fakes,

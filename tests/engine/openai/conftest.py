@@ -25,7 +25,11 @@ from rollfeed.testing import END_OF_TURN, CharTokenizer
 from rollfeed.types import SamplingParams
 from rollfeed.weights import DiskTransport
 
-FAST: dict[str, Any] = {"startup_timeout_seconds": 5.0, "request_timeout_seconds": 20.0, "control_timeout_seconds": 5.0}
+PATIENT: dict[str, Any] = {
+    "startup_timeout_seconds": 60.0,
+    "request_timeout_seconds": 120.0,
+    "control_timeout_seconds": 60.0,
+}
 LETTERS = np.arange(97, 123)
 MODEL = "letters"
 TOKENS, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
@@ -326,7 +330,7 @@ def engine_at() -> Callable[..., ServerEngine]:
         addresses = [server if isinstance(server, str) else server.address for server in servers]
         address = addresses[0] if len(addresses) == 1 else tuple(addresses)
         purpose = "training" if exact else "evaluation"
-        settings = OpenAISettings(**{**FAST, "base_url": address, "purpose": purpose, **changes})
+        settings = OpenAISettings(**{**PATIENT, "base_url": address, "purpose": purpose, **changes})
         folder = changes.get("weights_folder")
         return ServerEngine(
             VLLM(settings),

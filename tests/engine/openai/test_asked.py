@@ -19,6 +19,7 @@ from rollfeed.config import Settings
 from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import ConfigError
 from rollfeed.testing import CharTokenizer
+from rollfeed.testing.virtual_loop import in_virtual_time
 
 VLLMMaker = Callable[..., AbstractAsyncContextManager[Any]]
 PROMPTS: dict[str, Any] = {"prompts": {"environments": [{"id": "core/reverse_text"}]}}
@@ -85,6 +86,7 @@ def test_where_there_are_no_servers_yet_it_is_said(engine: dict[str, Any]) -> No
         ask_servers(Settings.model_validate({"engine": engine, **PROMPTS}), MODEL)
 
 
+@in_virtual_time
 async def test_who_waits_for_a_server_says_so(
     engine_at: Callable[..., ServerEngine], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import FinishKind
 
 PROMPT = np.array([112, 113, 114], np.int32)
@@ -181,6 +182,7 @@ async def test_tries_are_bounded(vllm: Any, engine_at: Any, asked: Any) -> None:
         assert len(server.bodies) == 3
 
 
+@in_virtual_time
 async def test_a_hanging_server_is_given_up_at_the_deadline(vllm: Any, engine_at: Any, asked: Any, until: Any) -> None:
     async with vllm() as server, engine_at(server, request_timeout_seconds=0.2) as engine:
         server.hold_after = 2

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rollfeed.errors import EngineError, EngineProtocolError, EngineUnavailableError
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import FinishKind
 
 PROMPT = np.array([112, 113, 114], np.int32)
@@ -132,6 +133,7 @@ async def test_what_is_no_such_server_is_refused(serve_handler: Any, engine_at: 
         assert "not an OpenAI-style server" in await refusal(engine_at(address))
 
 
+@in_virtual_time
 async def test_a_server_that_does_not_come_is_given_up(engine_at: Any) -> None:
     message = await refusal(engine_at("http://127.0.0.1:9", startup_timeout_seconds=0.3))
     assert message.startswith("not there within startup_timeout_seconds = 0.3: http://127.0.0.1:9")

@@ -124,7 +124,7 @@ def served(vllm: Any, key_variable: str) -> Iterator[Any]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield found["server"]
     found["loop"].call_soon_threadsafe(stopped.set)
     thread.join()

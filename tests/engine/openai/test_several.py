@@ -16,7 +16,7 @@ from rollfeed.types import FinishKind, TensorUpdate
 
 PROMPT = np.array([112, 113, 114], np.int32)
 TENSORS = {"a": np.ones((2, 2), np.float32)}
-FAST = {"probe_interval_seconds": 0.05, "probe_timeout_seconds": 1.0}
+FAST = {"probe_interval_seconds": 0.05, "probe_timeout_seconds": 20.0}
 
 
 def prompts(count: int) -> list[Any]:

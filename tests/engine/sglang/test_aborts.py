@@ -52,7 +52,8 @@ async def test_an_abort_by_id_reaches_the_owner_alone_and_leaves_the_others(engi
         assert completion.token_ids.tolist() == [1, 2]
         assert completion.finish_reason.kind is FinishKind.ABORT
         assert completion.version_spans == (VersionSpan(0, 2, 0),)
-        assert (await num_aborts(fakes, owner), await num_aborts(fakes, 1 - owner)) == (1, 0)
+        assert await num_aborts(fakes, owner) >= 1  # it is told again until the reply has come
+        assert await num_aborts(fakes, 1 - owner) == 0
         assert not tasks["r10"].done()
         await engine.abort()
         assert (await tasks["r10"]).finish_reason.kind is FinishKind.ABORT

@@ -12,6 +12,7 @@ import pytest
 from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import Completion, FinishKind, SamplingParams, TensorUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
@@ -85,6 +86,7 @@ async def test_r32_exactly_as_many_tries_as_allowed(engine_at: EngineAt, tries: 
         assert (await fakes.stats())["requests"]["/generate"] == tries
 
 
+@in_virtual_time
 async def test_a_server_that_hangs_costs_the_deadline_and_is_counted(engine_at: EngineAt) -> None:
     async with (
         serve_fake_sglang(mode="zero") as fakes,
@@ -101,6 +103,7 @@ async def test_a_server_that_hangs_costs_the_deadline_and_is_counted(engine_at: 
         assert metrics["orphaned_tokens"] == 4
 
 
+@in_virtual_time
 async def test_the_deadline_begins_with_a_requests_turn(engine_at: EngineAt) -> None:
     script = [{"output_ids": [1, 2, 3, 4], "finish_reason": "length", "delay_seconds": 0.6}] * 6
     async with (
@@ -111,6 +114,7 @@ async def test_the_deadline_begins_with_a_requests_turn(engine_at: EngineAt) -> 
         assert engine.metrics()["timed_out_requests"] == 0
 
 
+@in_virtual_time
 async def test_refused_connections_are_survived(engine_at: EngineAt) -> None:
     async with serve_fake_sglang(mode="zero") as fakes, engine_at(fakes.address) as engine:
         await fakes.add_fault("refuse", seconds=0.3)
@@ -119,6 +123,7 @@ async def test_refused_connections_are_survived(engine_at: EngineAt) -> None:
         assert engine.metrics()["requests_in_flight"] == 0
 
 
+@in_virtual_time
 async def test_nobody_there_at_all_ends_with_the_deadline(engine_at: EngineAt) -> None:
     async with serve_fake_sglang(mode="zero") as fakes:
         engine = engine_at(fakes.address, request_timeout_seconds=0.5)
@@ -169,6 +174,7 @@ async def test_r34_counts_are_zero_after_failures_and_cancellations(engine_at: E
         assert load.waiting == 0
 
 
+@in_virtual_time
 async def test_leaving_fails_what_is_pending_and_leaves_nothing_at_the_server(engine_at: EngineAt) -> None:
     script = [{"output_ids": [1], "delay_seconds": 60.0}] * 3
     async with serve_fake_sglang(mode="scripted", script=script) as fakes:

@@ -15,6 +15,7 @@ from rollfeed import app
 from rollfeed.config import EngineSettings
 from rollfeed.errors import ConfigError, EngineProtocolError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import FolderUpdate
 
 KEY, VARIABLE = "secret-7", "ROLLFEED_TEST_KEY"
@@ -80,6 +81,7 @@ async def test_a_router_that_wants_a_key_is_told_of_at_once(engine_at: Any) -> N
             await engine_at(router=fakes.address, workers=(), startup_timeout_seconds=3600.0).__aenter__()
 
 
+@in_virtual_time
 async def test_a_key_that_is_refused_is_named_by_its_variable_and_not_shown(
     key_variable: str, scripted: Any, engine_at: Any, asked: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

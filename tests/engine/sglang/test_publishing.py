@@ -16,6 +16,7 @@ from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command
 from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import SamplingParams, TensorUpdate, WeightUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
@@ -96,6 +97,7 @@ async def test_servers_that_a_killed_publisher_has_left_behind_come_back_with_th
             assert await versions_answered(engine) == {9}
 
 
+@in_virtual_time
 async def test_a_late_server_is_waited_for_within_bounds_and_rebuilt(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
@@ -118,6 +120,7 @@ async def test_a_late_server_is_waited_for_within_bounds_and_rebuilt(
         assert len(late.bodies(UPDATE)) == 2
 
 
+@in_virtual_time
 async def test_a_server_that_hangs_while_it_is_rebuilt_holds_up_no_newer_version(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
@@ -149,6 +152,7 @@ class Prepared(WeightUpdate):
         return 2
 
 
+@in_virtual_time
 async def test_a_server_that_came_back_meanwhile_and_does_not_prepare_holds_up_no_others(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
@@ -189,6 +193,7 @@ async def test_a_server_that_keeps_its_cache_of_older_weights_is_out_where_all_t
             await update
 
 
+@in_virtual_time
 async def test_the_last_server_is_as_late_as_four_times_the_others(scripted: Any, engine_at: EngineAt) -> None:
     async with scripted(2) as servers, engine_at(*servers, late_update_seconds=0.001) as engine:
         servers[0].answers[UPDATE], servers[1].answers[UPDATE] = _taken(servers[0], 1.0), _taken(servers[1], 2.0)
@@ -206,6 +211,7 @@ def _taken(server: Any, seconds: float) -> Any:
 
 
 @pytest.mark.parametrize("has_one", [True, False])
+@in_virtual_time
 async def test_after_an_update_that_is_not_waited_for_all_serve_one_version(
     scripted: Any, engine_at: EngineAt, until: Until, has_one: bool
 ) -> None:
@@ -215,8 +221,7 @@ async def test_after_an_update_that_is_not_waited_for_all_serve_one_version(
             server.update_gate = asyncio.Event()
         updating = asyncio.create_task(engine.apply(tensors(2)))
         await until(lambda: all(len(server.bodies(UPDATE)) == 2 for server in servers))
-        await until(lambda: servers[0].version == "2" or not has_one)
-        await asyncio.sleep(0.05)
+        await until(lambda: engine.policy_version == 1 + has_one)
         updating.cancel()
         await asyncio.gather(updating, return_exceptions=True)
         await asyncio.sleep(0.15)  # some probes, of servers that still tell the old version
@@ -230,6 +235,7 @@ async def test_after_an_update_that_is_not_waited_for_all_serve_one_version(
         assert {server.version for server in servers} == {str(expected)}
 
 
+@in_virtual_time
 async def test_a_server_that_was_started_again_gets_weights_that_are_called_as_its_first_ones(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
@@ -270,6 +276,7 @@ async def test_costs_of_the_last_update_are_told(scripted: Any, engine_at: Engin
 
 
 @pytest.mark.parametrize(("mode", "are_stale"), [("in_place", True), ("retract", False), ("abort", False)])
+@in_virtual_time
 async def test_tokens_decoded_on_keys_and_values_of_older_weights_are_counted(
     engine_at: EngineAt, mode: str, are_stale: bool
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_router, serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import SamplingParams, TensorUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
@@ -76,6 +77,7 @@ async def test_a_server_under_router_is_refused(engine_at: EngineAt) -> None:
             await engine_at(router=fakes.address).__aenter__()
 
 
+@in_virtual_time
 async def test_a_router_without_servers_is_told(engine_at: EngineAt) -> None:
     async with serve_fake_router([], dialect="new") as router:
         with pytest.raises(EngineUnavailableError, match="it lists no workers"):

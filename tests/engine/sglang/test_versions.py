@@ -16,6 +16,7 @@ from rollfeed.engine.client import ServerEngine
 from rollfeed.engine.client.versions import version_number
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import FinishKind, SamplingParams, TensorUpdate, VersionSpan
 
 CAPTURED: dict[str, Any] = json.loads(
@@ -91,6 +92,7 @@ async def test_in_place_a_span_of_one_last_token_is_none(scripted: Any, engine_a
 
 
 @pytest.mark.parametrize(("mode", "border"), [("in_place", 3), ("retract", 2)])
+@in_virtual_time
 async def test_what_runs_through_an_update_has_both_versions(engine_at: EngineAt, mode: str, border: int) -> None:
     script = [{**HELD, "delay_seconds": 60.0}]
     async with (
@@ -120,6 +122,7 @@ async def test_an_update_that_ends_what_runs_needs_no_pause(engine_at: EngineAt,
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+@in_virtual_time
 async def test_weights_change_during_a_pause_of_the_caller(engine_at: EngineAt, mode: str) -> None:
     script = [{**HELD, "delay_seconds": 60.0}]
     async with (
@@ -181,6 +184,7 @@ async def test_such_a_name_in_a_reply_names_the_server_too(scripted: Any, engine
         await answered(scripted, engine_at, reply, told)
 
 
+@in_virtual_time
 async def test_a_pause_takes_no_server_out(engine_at: EngineAt) -> None:
     async with (
         serve_fake_sglang() as fakes,

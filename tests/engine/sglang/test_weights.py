@@ -17,6 +17,7 @@ from rollfeed.engine.client import ServerEngine
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer
 from rollfeed.testing.fake_sglang import serve_fake_sglang
+from rollfeed.testing.virtual_loop import in_virtual_time
 from rollfeed.types import FinishKind, SamplingParams, TensorUpdate, VersionSpan, WeightUpdate
 
 PROMPT = np.array([3, 4, 5], np.int32)
@@ -311,6 +312,7 @@ async def test_what_no_server_prepares_changes_nothing(scripted: Any, engine_at:
         assert not any(server.bodies("/pause_generation") for server in servers)
 
 
+@in_virtual_time
 async def test_servers_that_rest_are_left_alone_and_woken_at_the_version_that_somebody_else_gave_them(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
@@ -339,6 +341,7 @@ async def test_servers_that_rest_are_left_alone_and_woken_at_the_version_that_so
             await engine.weights.wake()
 
 
+@in_virtual_time
 async def test_a_server_that_came_back_while_it_rested_is_woken_too(
     scripted: Any, engine_at: EngineAt, until: Until
 ) -> None:
