@@ -204,6 +204,7 @@ def test_what_is_stored_is_what_is_trained(rollfeed, settings_file, tmp_path, ti
     overrides = (
         "reward.override_environments=true",
         "rollout.mask_truncated=true",
+        "rollout.over_sampling_batch_size=3",  # what is kept are the same groups, whoever is first
         f"sampling.rollout_stop_token_ids={list(range(60, 90))}",
     )
     result = rollfeed("train", settings, "--out", out, *(part for each in overrides for part in ("--set", each)))
