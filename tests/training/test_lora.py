@@ -15,7 +15,9 @@ from pydantic import ValidationError
 from rollfeed.config.train import TrainSettings
 from rollfeed.errors import CheckpointError, ConfigError
 from rollfeed.model_files.low_rank import PastAdapter, adapted_layers, without_adapter
+from rollfeed.training.model import Policy
 from rollfeed.training.probe import rounding_of, score_texts
+from rollfeed.training.ranks import empty_copy
 from rollfeed.weights import write_checkpoint
 
 LORA = {"rank": 4, "alpha": 8}
@@ -118,6 +120,20 @@ def test_what_is_rounded_is_the_merged_weight(make_trainer, tiny_checkpoint, bat
     said = score_texts(trainer.policy, texts, rounding=rounding, micro_batch_tokens=512)
     np.testing.assert_allclose(said, torch.cat([logprobs_of(model, text) for text in texts]).double(), atol=2e-5)
     assert all(not layer.disable_adapters for layer in adapted_layers(trainer.policy.model))
+
+
+@pytest.mark.parametrize("merges", [True, False])
+@pytest.mark.parametrize("name", ["published", "bfloat16"])
+def test_a_copy_without_weights_says_what_an_adapted_model_says(name, merges, make_trainer, batch_by_seed) -> None:
+    trainer, batch = make_trainer(lora=LORA), batch_by_seed(1)
+    copy = Policy(empty_copy(trainer.policy.model), temperature=1.0, head_shape=trainer.policy.head_shape)
+    copy.device = trainer.device
+    trainer.train_step(batch)
+    rounding = rounding_of(name, to_int8=lambda weight: weight)
+    options = {"rounding": rounding, "micro_batch_tokens": 512, "merges": merges}
+    said, theirs = (score_texts(each, texts_of(batch), **options) for each in (copy, trainer.policy))
+    np.testing.assert_array_equal(said, theirs)
+    assert all(each.is_meta for each in copy.model.parameters())
 
 
 def test_the_base_of_bf16_passes_is_held_in_bf16_and_all_else_is_equal(
@@ -291,7 +307,6 @@ def test_modules_that_are_not_there_are_refused_with_those_that_are(target, said
     [
         ({"freeze_params": ["embed"]}, "leave freeze_params out"),
         ({"kind": "reward_model"}, "has a head to train"),
-        ({"num_processes": 2}, "set num_processes = 1"),
         ({"lora": {"rank": 0}}, "greater than or equal to 1"),
         ({"lora": {"target_modules": []}}, "at least 1 item"),
         ({"lora": {"target_modules": ["all-linear", "q_proj"]}}, "'all-linear' are all of them: remove it, or the"),

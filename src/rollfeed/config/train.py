@@ -299,9 +299,9 @@ class TrainSettings(Section):
     device: Free[str] = Field(default="auto", min_length=1)
     """`cpu`, `cuda`, `cuda:1` and so on; `auto` is the first GPU, if there is one."""
     num_processes: Free[int] = Field(default=1, ge=1, le=64)
-    """Processes of this host that train together, each with a part of every weight, gradient and moment (FSDP2): on
-    GPUs one each, from `device` on; on CPUs they share `threads`. Losses and weights are those of one, but for the last
-    bits.
+    """Processes of this host that train together, each with a part of every weight, those of an adapter among them, and
+    of gradients and moments (FSDP2): on GPUs one each, from `device` on; on CPUs they share `threads`. Losses and
+    weights are those of one, but for the last bits.
     """
     process_timeout_seconds: Free[float] = Field(default=600.0, gt=0.0, le=86_400.0, strict=False)
     """With several: the longest that one waits for another before the run is ended."""
@@ -357,13 +357,11 @@ class TrainSettings(Section):
         """Refuse what an adapter does not go with."""
         if self.lora is None:
             return self
-        what = "train.lora trains an adapter only, by one process: "
+        what = "train.lora trains an adapter only: "
         if self.freeze_params:
             raise ValueError(f"{what}leave freeze_params out, and name lora.target_modules")
         if self.kind is TrainKind.REWARD_MODEL:
             raise ValueError(f"{what}kind = 'reward_model' has a head to train as well")
-        if self.num_processes > 1:
-            raise ValueError(f"{what}set num_processes = 1")
         loss = self.loss
         if loss.reference_refresh_interval and loss.reference_checkpoint is not None:
             raise ValueError(

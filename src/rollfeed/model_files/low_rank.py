@@ -1,7 +1,8 @@
 """Low-rank adapters of peft on a model of transformers: trained alone, merged when published, saved in peft's layout.
 
 The model keeps its class and its weights; adapted layers get two small matrices beside theirs. A weight is merged when
-somebody asks for it, so that there is never a second model in memory.
+somebody asks for it, so that there is never a second model in memory. Weights and adapters may be spread over
+processes.
 """
 
 from __future__ import annotations
@@ -118,6 +119,11 @@ class AdaptedNames(CheckpointNames):
                 "cannot be merged there: name other modules"
             )
         self._layers = {places[pointer]: layer for pointer, layer in layers.items()}
+        names = {id(module): name for name, module in model.named_modules()}
+        self._halves = {
+            place: tuple(f"{_PREFIX}{names[id(layer)]}.lora_{half}.weight" for half in "AB")
+            for place, layer in self._layers.items()
+        }
         own, whole = (sum(each.numel() for each in held) for held in (self.adapter().values(), model.parameters()))
         _log.info("train.lora: %s parameters are trained, %.2g %% of the model's", f"{own:,}", 100 * own / whole)
 
@@ -133,15 +139,25 @@ class AdaptedNames(CheckpointNames):
             if parameter.requires_grad
         }
 
-    def write_adapter(self, folder: Path, *, base: Path) -> None:
+    def merged(self, tensors: Mapping[str, Tensor], adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return some of the checkpoint's tensors as :meth:`tensors` has them.
+
+        They are given without the adapter, and so is that, as :meth:`adapter` names it: where the model's own are
+        spread over processes, these are whole.
+        """
+        halves = {name: tuple(adapter[half] for half in self._halves[name]) for name in tensors.keys() & self._halves}
+        return dict(MergedTensors(tensors, self._layers, self.write_adapter, halves=halves))
+
+    def write_adapter(self, folder: Path, *, base: Path, adapter: Mapping[str, Tensor] | None = None) -> None:
         """Write the adapter into a folder as peft does; ``base`` is the model's own.
 
-        The files are ``adapter_model.safetensors`` and ``adapter_config.json``.
+        The files are ``adapter_model.safetensors`` and ``adapter_config.json``; ``adapter`` are the tensors, by default
+        the model's.
         """
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        copies = {name: tensor.contiguous().cpu() for name, tensor in self.adapter().items()}
+        copies = {name: tensor.contiguous().cpu() for name, tensor in (adapter or self.adapter()).items()}
         save_file(copies, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
         told = copy(self.config)
         told.base_model_name_or_path = str(base)
@@ -157,17 +173,23 @@ class MergedTensors(Mapping[str, Tensor]):
     """The tensors of a checkpoint; adapted ones, and those held in bf16, are made each time, in memory of their own."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], layers: Mapping[str, Any], write_adapter: Callable[..., None]
+        self,
+        tensors: Mapping[str, Tensor],
+        layers: Mapping[str, Any],
+        write_adapter: Callable[..., None],
+        *,
+        halves: Mapping[str, Sequence[Tensor]] | None = None,
     ) -> None:
         self.write_adapter = write_adapter
         """Writes the adapter alone: :meth:`AdaptedNames.write_adapter`."""
         self._tensors = tensors
         self._layers = layers
+        self._halves = halves or {}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor, layer = self._tensors[name], self._layers.get(name)
         if layer is not None:
-            return merged(layer, tensor)
+            return merged(layer, tensor, halves=self._halves.get(name))
         return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -177,10 +199,14 @@ class MergedTensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def merged(layer: Any, weight: Tensor) -> Tensor:
-    """Return an adapted layer's weight with what its adapter adds, in the type of the adapter."""
+def merged(layer: Any, weight: Tensor, *, halves: Sequence[Tensor] | None = None) -> Tensor:
+    """Return an adapted layer's weight with what its adapter adds, in the type of the adapter.
+
+    ``halves`` are the two matrices of the adapter, by default the layer's.
+    """
+    first, second = halves or (each[_ADAPTER].weight for each in (layer.lora_A, layer.lora_B))
     with torch.no_grad():
-        total: Tensor = weight.detach() + layer.get_delta_weight(_ADAPTER)
+        total: Tensor = weight.detach() + (second @ first) * layer.scaling[_ADAPTER]
     return total
 
 
@@ -247,12 +273,15 @@ class PastAdapter:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the model compute with it; passes have no gradient then."""
-        parameters = {name: self._model.get_parameter(name) for name in self.tensors}
-        present = {name: parameter.data for name, parameter in parameters.items()}
-        for name, parameter in parameters.items():
-            parameter.data = self.tensors[name]
+        present = {name: self._model.get_parameter(name).detach().clone() for name in self.tensors}
+        self._put(self.tensors)
         try:
             yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.data = present[name]
+            self._put(present)
+
+    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy values where the model has its own: what is spread over processes is gathered from there."""
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self._model.get_parameter(name).copy_(tensor)

@@ -116,6 +116,8 @@ class Trainer:
         policies = (self._policy, own)
         self.exact_policy = self._policy if ranks.size == 1 else spread(*policies, ranks, device=self.device, **options)
         """The same model for passes in the type of its weights."""
+        if self._reference is not None and lora is not None:
+            self._reference.take()  # of what is spread by now
         self._optimizer = Optimizer(
             self._policy.model, settings=settings.optimizer, num_updates=settings.num_updates(num_batches)
         )

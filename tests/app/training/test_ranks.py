@@ -6,10 +6,11 @@ import asyncio
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollfeed import app
@@ -34,9 +35,12 @@ from rollfeed.config.launch import LaunchSettings
 from rollfeed.config.train import TrainKind
 from rollfeed.engine.tiny import tiny_checkpoint as make_tiny_checkpoint
 from rollfeed.errors import ConfigError, RunFailedError
+from rollfeed.protocols import TransportContext
 from rollfeed.store import RunReader
 from rollfeed.store.json_text import read_records
-from rollfeed.store.layout import CHECKPOINTS, EXPORTS, MODEL, TRAIN_LOG, WARM_UP, WARM_UP_LOG
+from rollfeed.store.layout import ADAPTER, CHECKPOINTS, EXPORTS, METRICS, MODEL, TRAIN_LOG, WARM_UP, WARM_UP_LOG
+from rollfeed.types import TensorUpdate
+from rollfeed.weights.transports.adapter import AdapterTransport
 
 REWARD = """
 def score(sample, prompt):
@@ -52,7 +56,7 @@ def loss(inputs):
 """
 TOLERANCE = 1e-5
 Trained = tuple[list[list[float]], dict[str, Tensor]]
-"""Figures of each step, and the weights after the last one."""
+"""Figures of each step, and the weights after the last one, an adapter among them."""
 FAULTS = """
 import os, signal, time
 import torch
@@ -75,6 +79,20 @@ class FaultyRank(RankWorker):
                 os.kill(os.getpid(), getattr(signal, fault))
         return await super().train_step(*args)
 """
+
+TYPES = """
+import os
+from pathlib import Path
+from rollfeed.app.inside_cluster.rank_worker import RankWorker
+
+class TypedRank(RankWorker):
+    def _open(self):
+        super()._open()
+        layers = [each for name, each in self._trainer.policy.model.named_parameters() if "_proj." in name]
+        frozen = {f"{each.dtype}: {not each.requires_grad}" for each in layers}
+        (Path(os.environ["TEST_TYPES_OF_RANKS"]) / (os.environ["RANK"] + ".txt")).write_text(", ".join(sorted(frozen)))
+"""
+"""Says in which types linear layers are held, and whether they are frozen."""
 
 PART = """
 import asyncio, os
@@ -190,7 +208,8 @@ def trained_alone(
     with RunReader(out) as reader:
         for step in reader.steps():
             figures.append(figures_of(trainer.train_step(reader.batch(step.step)).metrics))
-    return figures, {name: tensor.clone() for name, tensor in trainer.weights().items()}
+    adapter = {} if trainer.adapter is None else trainer.adapter.adapter()
+    return figures, {name: tensor.clone() for name, tensor in (*trainer.weights().items(), *adapter.items())}
 
 
 def records_of(out: Path) -> list[dict[str, Any]]:
@@ -213,7 +232,8 @@ def figures_of(record: Mapping[str, Any]) -> list[float]:
 
 
 def weights_of(out: Path) -> dict[str, Tensor]:
-    return load_file(out / MODEL / "model.safetensors")
+    adapter = out / MODEL / ADAPTER / "adapter_model.safetensors"
+    return {**load_file(out / MODEL / "model.safetensors"), **(load_file(adapter) if adapter.exists() else {})}
 
 
 def check_equal(out: Path, alone: Trained) -> None:
@@ -254,6 +274,65 @@ def test_two_processes_train_as_one_does_and_one_goes_on(forked: None, tmp_path:
     train(spec_for(tmp_path, tiny_checkpoint, train=alone, rollout=more), out)
     assert state_names(out, 2) == state_names(out, 3)
     check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out, train=alone, rollout=more))
+
+
+LORA: dict[str, Any] = {
+    "lora": {"rank": 3, "alpha": 6},  # of the rows of one half 3 processes have one each, and 2 of them 2 and 1
+    "optimizer": {"learning_rate": 0.02, "epsilon": 1e-4},
+}
+SLOW_LORA: dict[str, Any] = {**LORA, "optimizer": {"learning_rate": 0.001, "epsilon": 1e-4}}
+"""For many updates: at the other rate ratios are 3 after ten, and last bits 1e-5 of them."""
+
+
+def test_two_processes_train_an_adapter_as_one_does_and_one_goes_on(
+    forked: None, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    out, train_settings = tmp_path / "run", {**LORA, "loss": {"kl_coefficient": 0.5}}
+    train(spec_for(tmp_path, tiny_checkpoint, train=train_settings), out)
+    check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out, train=train_settings))
+    # The adapter is more than 0, the reference is without it, and the engine has had what was trained.
+    assert records_of(out)[2]["train/reference_kl"] > 1e-4
+    assert all(each["train/mismatch_kl"] < 1e-6 for each in records_of(out))
+    more, alone = {"num_rollout": 4}, {**train_settings, "num_processes": 1}
+    train(spec_for(tmp_path, tiny_checkpoint, train=alone, rollout=more), out)
+    assert state_names(out, 2) == state_names(out, 3)
+    assert all(".lora_" in name for name in state_names(out, 2))
+    check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out, train=alone, rollout=more))
+
+
+def test_an_adapter_is_published_alone_and_weights_are_merged_when_they_are_read(
+    forked: None, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    servers = {"sglang": {"workers": ["http://127.0.0.1:9"], "concurrency": 1, "weights_transport": "adapter"}}
+    spec = spec_for(tmp_path, tiny_checkpoint, train=LORA, engine=servers)
+    alone = make_trainer(prepare(spec_for(tmp_path, tiny_checkpoint, train={**LORA, "num_processes": 1})))
+    assert alone.adapter is not None
+    for parameter in alone.policy.model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    alone.save(tmp_path / "state")
+
+    async def main() -> None:
+        transport = AdapterTransport(
+            TransportContext(kind="sglang", folder=None, checkpoint=tiny_checkpoint, untied_head=False)
+        )
+        async with trainers.trainer_of(prepare(spec), tmp_path / "run") as trainer:
+            await asyncio.to_thread(trainer.load, tmp_path / "state")
+            weights = await asyncio.to_thread(trainer.weights)
+            folder = (await transport.stage(TensorUpdate(weights, policy_version=1))).folder
+            assert trainer._home is None  # nothing but the adapter has been written
+            merged = await asyncio.to_thread(dict, weights)
+            with pytest.raises(OSError, match="the adapter cannot be written"):
+                await asyncio.to_thread(trainer.write_adapter, tmp_path / "ranks_loss.py", base=tiny_checkpoint)
+        alone.adapter.write_adapter(tmp_path / "alone", base=tiny_checkpoint)
+        assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
+        ours, theirs = (each / "adapter_model.safetensors" for each in (folder, tmp_path / "alone"))
+        assert ours.read_bytes() == theirs.read_bytes()
+        transport.close()
+        assert merged.keys() == alone.weights().keys()
+        assert all(torch.equal(each, merged[name]) for name, each in alone.weights().items())
+
+    asyncio.run(main())
 
 
 def of_main(sample: object, prompt: object) -> float:
@@ -361,6 +440,9 @@ LOSSES: dict[str, dict[str, Any]] = {
     "refreshed": {"loss": REFRESHED},
     # Not whitened or divided: where all rewards are equal, that makes the rounding of a small divergence large.
     "rewarded": {"loss": {**REFRESHED, "kl_coefficient": 0.0, "reward_kl_coefficient": 0.1}},
+    "adapter": {**SLOW_LORA, "loss": {"kl_coefficient": 0.1}},
+    "adapter_gspo": {**SLOW_LORA, "method": "gspo"},
+    "adapter_refreshed": {**SLOW_LORA, "loss": {"kl_coefficient": 0.1, "reference_refresh_interval": 3}},
 }
 
 
@@ -383,6 +465,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze_params": ["embed_tokens", "layers.0"]},
     "schedule": {"optimizer": {"learning_rate": 1e-3, "epsilon": 1e-4, "schedule": "cosine", "warmup_updates": 3}},
     "checkpointing": {"activation_checkpointing": True, "activation_offload": True},
+    "adapter": {**LORA, "activation_checkpointing": True, "loss": {"kl_coefficient": 0.1}},
 }
 
 
@@ -450,8 +533,9 @@ def test_balanced_experts_are_those_of_one_process_where_micro_batches_are(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("trained", [{}, LORA], ids=["weights", "adapter"])
 def test_a_warm_up_evaluations_and_exports_are_those_of_one_process(
-    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+    trained: dict[str, Any], tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
 ) -> None:
     words = {
         "id": "core/reverse_text",
@@ -465,6 +549,7 @@ def test_a_warm_up_evaluations_and_exports_are_those_of_one_process(
         "reward": {"override_environments": False},
         "plugins": {"reward": None},
         "train": {
+            **trained,
             "warm_up": {"stop_accuracy": 0.1, "probe_prompts": 40, "probe_interval": 5, "batch_size": 16},
             "loss": {"kl_coefficient": 0.1},
             "eval_interval": 1,
@@ -487,8 +572,9 @@ def test_a_warm_up_evaluations_and_exports_are_those_of_one_process(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("trained", [{}, LORA], ids=["weights", "adapter"])
 def test_supervised_training_is_that_of_one_process(
-    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+    trained: dict[str, Any], tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
 ) -> None:
     rows = [{"text": f"{number} and {number}: ", "answer": str(2 * number)} for number in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -500,6 +586,7 @@ def test_supervised_training_is_that_of_one_process(
             ],
         },
         "rollout": {"mode": "sft", "num_rollout": 20, "n_samples_per_prompt": 1},
+        "train": trained,
         "reward": {},
         "plugins": {"reward": None},
     }
@@ -508,25 +595,60 @@ def test_supervised_training_is_that_of_one_process(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        ({"loss": REFRESHED}, ((2, 2), (3, 4), (1, 6), (3, 7))),
+        (
+            {**LORA, "export_interval": 7, "loss": {"kl_coefficient": 0.1, "reference_refresh_interval": 3}},
+            ((1, 1), (2, 3), (3, 5), (1, 6), (3, 7)),
+        ),
+    ],
+    ids=["weights", "adapter"],
+)
 def test_checkpoints_are_taken_on_by_any_number_of_processes(
-    tmp_path: Path, tiny_checkpoint: Path, leaves_no_process: None
+    settings: dict[str, Any],
+    counts: Sequence[tuple[int, int]],
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    leaves_no_process: None,
 ) -> None:
-    settings: dict[str, Any] = {"loss": REFRESHED}
-    for count, num_rollout in ((2, 2), (3, 4), (1, 6), (3, 7)):
+    for count, num_rollout in counts:
         changed = {"rollout": {"num_rollout": num_rollout}, "train": {**settings, "num_processes": count}}
         train(spec_for(tmp_path, tiny_checkpoint, **changed), tmp_path / "run")
     check_equal(tmp_path / "run", trained_alone(tmp_path, tiny_checkpoint, tmp_path / "run", **changed))
+    for exported in (tmp_path / "run" / EXPORTS).glob(f"*/{ADAPTER}/*"):
+        assert exported.read_bytes() == (tmp_path / "run" / MODEL / ADAPTER / exported.name).read_bytes()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("rank", "fault", "timeout", "message"),
+    ("rank", "fault", "timeout", "message", "trained"),
     [
-        (1, "SIGKILL", 600, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL, .* goes on at step 1"),
-        (0, "SIGKILL", 600, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL"),
-        (1, "OutOfMemoryError", 600, r"rank 1 of 2: step 1: the GPU's memory is not enough .*; no answer from rank 0"),
-        (1, "MemoryError", 600, r"rank 1 of 2: step 1: .* MemoryError: .*, lower train.micro_batch_tokens; no answer"),
-        (1, "SIGSTOP", 20, r"no answer from rank 1 of 2 in train.process_timeout_seconds = 20; the same"),
+        (1, "SIGKILL", 600, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL, .* goes on at step 1", {}),
+        (
+            1,
+            "SIGKILL",
+            600,
+            r"rank 1 of 2 \(process \d+\) was killed by SIGKILL, .* goes on at step 1",
+            {**LORA, "loss": {"kl_coefficient": 0.1}},
+        ),
+        (0, "SIGKILL", 600, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL", {}),
+        (
+            1,
+            "OutOfMemoryError",
+            600,
+            r"rank 1 of 2: step 1: the GPU's memory is not enough .*; no answer from rank 0",
+            {},
+        ),
+        (
+            1,
+            "MemoryError",
+            600,
+            r"rank 1 of 2: step 1: .* MemoryError: .*, lower train.micro_batch_tokens; no answer",
+            {},
+        ),
+        (1, "SIGSTOP", 20, r"no answer from rank 1 of 2 in train.process_timeout_seconds = 20; the same", {}),
     ],
 )
 def test_what_stops_one_process_ends_the_run_with_its_cause(
@@ -534,6 +656,7 @@ def test_what_stops_one_process_ends_the_run_with_its_cause(
     fault: str,
     timeout: float,
     message: str,
+    trained: dict[str, Any],
     tmp_path: Path,
     tiny_checkpoint: Path,
     leaves_no_process: None,
@@ -541,7 +664,8 @@ def test_what_stops_one_process_ends_the_run_with_its_cause(
 ) -> None:
     (tmp_path / "faulty_ranks.py").write_text(FAULTS)
     monkeypatch.setattr(trainers, "_RANK_FACTORY", f"{tmp_path / 'faulty_ranks.py'}:FaultyRank")
-    spec, out = spec_for(tmp_path, tiny_checkpoint, train={"process_timeout_seconds": timeout}), tmp_path / "run"
+    spec = spec_for(tmp_path, tiny_checkpoint, train={"process_timeout_seconds": timeout, **trained})
+    out = tmp_path / "run"
     monkeypatch.setenv(f"TEST_FAULT_OF_RANK_{rank}", fault)
     with pytest.raises(HostDiedError, match=message) as caught:
         train(spec, out)
@@ -550,7 +674,7 @@ def test_what_stops_one_process_ends_the_run_with_its_cause(
     assert kept == {"step-000000"}
     monkeypatch.delenv(f"TEST_FAULT_OF_RANK_{rank}")
     train(spec, out)
-    check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out))
+    check_equal(out, trained_alone(tmp_path, tiny_checkpoint, out, train=trained))
 
 
 @pytest.mark.soak
@@ -566,6 +690,44 @@ def test_processes_that_have_other_settings_end_the_run(
     ):
         train(spec_for(tmp_path, tiny_checkpoint), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kernels", "served"), [("torch", "fp32"), ("native", "int8")])
+def test_the_base_of_an_adapter_is_held_in_bf16_and_engines_have_what_is_trained(
+    kernels: str,
+    served: str,
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    leaves_no_process: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored, out = tmp_path / "stored", tmp_path / "run"
+    shutil.copytree(tiny_checkpoint, stored)
+    base = {name: each.bfloat16() for name, each in load_file(stored / "model.safetensors").items()}
+    save_file(base, stored / "model.safetensors", {"format": "pt"})
+    (tmp_path / "typed_ranks.py").write_text(TYPES)
+    monkeypatch.setattr(trainers, "_RANK_FACTORY", f"{tmp_path / 'typed_ranks.py'}:TypedRank")
+    monkeypatch.setenv("TEST_TYPES_OF_RANKS", str(tmp_path))
+    changed: dict[str, Any] = {
+        # The reference is a model of its own.
+        "train": {**LORA, "precision": "bf16", "loss": {"kl_coefficient": 0.1, "reference_checkpoint": str(stored)}},
+        "engine": {"kernels": kernels, "precision": served},
+        "rollout": {"num_rollout": 4},
+    }
+    train(spec_for(tmp_path, stored, **changed), out)
+    for rank in range(2):
+        assert (tmp_path / f"{rank}.txt").read_text() == "torch.bfloat16: True, torch.float32: False"
+    found = weights_of(out)
+    for name, tensor in base.items():
+        halves = [f"base_model.model.{name.removesuffix('.weight')}.lora_{half}.weight" for half in "BA"]
+        if halves[0] in found:
+            assert found[halves[0]].any()
+            tensor = (tensor.float() + found[halves[0]] @ found[halves[1]] * 2.0).bfloat16()
+        assert torch.equal(found[name], tensor)
+    proofs = [each["weights/proof_slope"] for each in read_records(out / METRICS) if "weights/proof_slope" in each]
+    assert proofs
+    assert proofs == pytest.approx([1.0] * len(proofs), abs=0.2)
 
 
 @pytest.mark.soak

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,15 @@ class RankWorker(TrainerWorker):
     async def write_weights(self, folder: Path) -> str | None:
         """Write the weights as files into a folder; return why they cannot be written, which rank 0 alone finds."""
         return await self._do(lambda: _refusal(self._trainer.write_weights, folder))
+
+    async def write_adapter(self, folder: Path, base: Path) -> str | None:
+        """Write the adapter alone into a folder; return why it cannot be written, which rank 0 alone finds."""
+        from rollfeed.training.ranks import write_adapter
+
+        adapter, ranks = self._trainer.adapter, self._ranks
+        assert adapter is not None
+        assert ranks is not None
+        return await self._do(lambda: _refusal(partial(write_adapter, adapter, base=base, ranks=ranks), folder))
 
     async def give_memory_back(self) -> None:
         """Leave the memory that PyTorch keeps for later to others on the GPU."""
@@ -69,7 +79,7 @@ def _device_of_rank(name: str) -> torch.device:
 def _facts(settings: str) -> dict[str, str]:
     """Return what all ranks have to have alike."""
     facts = {"the settings": hashlib.sha256(settings.encode()).hexdigest()[:12]}
-    for package in ("rollfeed", "torch", "transformers"):
+    for package in ("rollfeed", "torch", "transformers", "peft"):
         try:
             facts[f"the version of {package}"] = version(package)
         except PackageNotFoundError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,18 +33,50 @@ class RankedTrainer(RemoteTrainer):
         host: Of :class:`rollfeed.app.inside_cluster.rank_worker.RankWorker` objects, which are open.
         checkpoint: The folder that training begins with.
         where_it_goes_on: Says it for the message when the trainer is lost.
+        has_adapter: Whether an adapter is what is trained.
+        publishes_adapter: Whether servers are given that alone.
     """
 
-    def __init__(self, host: Host, *, checkpoint: Path, where_it_goes_on: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        checkpoint: Path,
+        where_it_goes_on: Callable[[], str | None],
+        has_adapter: bool = False,
+        publishes_adapter: bool = False,
+    ) -> None:
         super().__init__(host, checkpoint=checkpoint, where_it_goes_on=where_it_goes_on)
         self._home: VersionsHome | None = None
+        self._has_adapter, self._publishes_adapter = has_adapter, publishes_adapter
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         """Return the weights, in files of memory that this process maps and nobody else sees.
+
+        Where an adapter is published alone they are handed over when somebody reads them.
 
         Raises:
             RunFailedError: If there is no room for them.
         """
+        if self._publishes_adapter:
+            return _WeightsBesideAdapter(self._handed_over, self.write_adapter)
+        return self._handed_over()
+
+    @property
+    def adapter(self) -> RankedTrainer | None:
+        """The trainer itself, which writes the adapter that is trained; None without one."""
+        return self if self._has_adapter else None
+
+    def write_adapter(self, folder: Path, *, base: Path) -> None:
+        """Write the adapter alone, in peft's layout; ``base`` is the model's folder.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        if (refusal := self._ask("write_adapter", folder.absolute(), base)) is not None:
+            raise OSError(refusal)
+
+    def _handed_over(self) -> dict[str, Tensor]:
         from rollfeed.training.ranks import read_weights
 
         if self._home is None:
@@ -76,6 +109,27 @@ class RankedTrainer(RemoteTrainer):
             path = self._home.path
             self._home.close()
             shutil.rmtree(path, ignore_errors=True)
+
+
+class _WeightsBesideAdapter(Mapping[str, "Tensor"]):
+    """Merged weights where the adapter is published alone: nobody reads them but for an export, in a thread."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Tensor]], write_adapter: Callable[..., None]) -> None:
+        self.write_adapter = write_adapter
+        self._read = read
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return self._read()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _place(checkpoint: Path) -> Path | None:

@@ -7,7 +7,7 @@ is not started again within the run, whose batches are ahead of the last checkpo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -71,7 +71,7 @@ class RemoteTrainer:
         self.step += 1
         return report
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         """Return a copy of the weights, on the CPU."""
         weights: dict[str, Tensor] = self._ask("weights")
         return weights

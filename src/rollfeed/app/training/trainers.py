@@ -155,13 +155,19 @@ async def trainer_of(prepared: PreparedRun, out: Path, hosting: Hosting | None =
 
 @asynccontextmanager
 async def _ranked_trainer(prepared: PreparedRun, out: Path) -> AsyncIterator[RankedTrainer]:
-    settings = prepared.settings
+    settings, servers = prepared.settings, prepared.settings.policy_servers
     checkpoints = await asyncio.to_thread(_checked, prepared)
     count, folders = settings.train.num_processes, prepared.spec.folders
     timeout = settings.train.process_timeout_seconds
     group = RankGroup(count, _RANK_FACTORY, settings, prepared.num_batches, folders, timeout_seconds=timeout)
     async with group:
-        trainer = RankedTrainer(group, checkpoint=checkpoints.start, where_it_goes_on=lambda: where_it_goes_on(out))
+        trainer = RankedTrainer(
+            group,
+            checkpoint=checkpoints.start,
+            where_it_goes_on=lambda: where_it_goes_on(out),
+            has_adapter=settings.train.lora is not None,
+            publishes_adapter=servers is not None and servers.weights_transport == "adapter",
+        )
         try:
             await trainer.call("open")
             yield trainer

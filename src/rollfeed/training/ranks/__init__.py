@@ -3,7 +3,7 @@
 from rollfeed.training.ranks.dealing import deal, pack_evenly, pass_figures
 from rollfeed.training.ranks.process_ranks import ALONE, Ranks
 from rollfeed.training.ranks.sharding import decoder_layers, empty_copy, fill, let_go, shard, total_norm, wholes
-from rollfeed.training.ranks.weight_files import read_weights, write_weights
+from rollfeed.training.ranks.weight_files import read_weights, write_adapter, write_weights
 
 __all__ = [
     "ALONE",
@@ -19,5 +19,6 @@ __all__ = [
     "shard",
     "total_norm",
     "wholes",
+    "write_adapter",
     "write_weights",
 ]

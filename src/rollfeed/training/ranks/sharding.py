@@ -16,6 +16,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rollfeed.model_files.low_rank import adapted_layers
+
+_TAKES_OTHER_TYPES = torch.__version__ >= "2.9"
+"""Whether weights that are not trained may be of another type: https://github.com/pytorch/pytorch/pull/154103."""
 BUCKET_BYTES = 1 << 28
 """Of whole tensors that one rank holds at a time when the model is written; a larger tensor is alone."""
 
@@ -42,6 +46,8 @@ def shard(
         # Autocast goes on choosing what is computed in which type, as in one process.
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
+    for parameter in () if _TAKES_OTHER_TYPES else model.parameters():
+        parameter.data = parameter.data.float()
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision(computes_in))
     fully_shard(model, mesh=mesh, mp_policy=precision(head_in or computes_in))
@@ -130,27 +136,35 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
 def empty_copy(model: Any) -> Any:
     """Return a copy of a model that has no memory of its own for parameters, to be computed with in full precision.
 
-    When the model has been spread over ranks, each module of the copy is given the model's weights while it computes;
-    all ranks have to compute the same.
+    When the model has been spread over ranks, each module of the copy is given the model's weights while it computes, a
+    layer with an adapter that, too; all ranks have to compute the same.
     """
     without = {id(each): torch.nn.Parameter(each.detach().to("meta"), False) for each in model.parameters()}
     copy = deepcopy(model, without)
     modules = dict(model.named_modules())
 
     def take(name: str, module: Any, meta: Mapping[str, Any]) -> None:
+        def put(own: str, parameter: Any) -> None:
+            place, _, its = own.rpartition(".")
+            module.get_submodule(place)._parameters[its] = parameter
+
         def gather(*_: Any) -> None:
             for own in meta:
                 whole = modules[name].get_parameter(own).detach()
                 whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-                module._parameters[own] = torch.nn.Parameter(whole, requires_grad=False)
+                put(own, torch.nn.Parameter(whole, requires_grad=False))
 
         def let_go(*_: Any) -> None:
-            module._parameters.update(meta)
+            for own, parameter in meta.items():
+                put(own, parameter)
 
         module.register_forward_pre_hook(gather)
         module.register_forward_hook(let_go, always_call=True)
 
+    adapted = adapted_layers(copy)
+    parts = {part for layer in adapted for part in layer.modules() if part is not layer}
     for name, module in copy.named_modules():
-        if own := dict(module.named_parameters(recurse=False)):
+        own = dict(module.named_parameters(recurse=module in adapted))
+        if own and module not in parts:
             take(name, module, own)
     return copy
