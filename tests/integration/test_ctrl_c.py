@@ -85,6 +85,9 @@ def test_signals_after_the_one_that_stopped_a_command_break_into_nothing(first: 
     program = (
         "import asyncio, os, signal\n"
         "from rollfeed.cli import exit_codes\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever started the tests may ignore them
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "async def work():\n"
         f"    os.kill(os.getpid(), {first.value})\n"
         "    await asyncio.Event().wait()\n"
