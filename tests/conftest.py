@@ -18,7 +18,9 @@ import rollfeed.engine.local  # noqa: F401 - before torch, which it tells not to
 settings.register_profile("untimed", settings(deadline=None))  # a busy machine fails no test
 settings.load_profile("untimed")
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # commands that tests start are no nohup's, whoever started the tests
+# Whoever started the tests, with nohup or behind a shell's back: signals of theirs do what they do at a terminal.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW = ("integration", "benchmarks", "app", "cli", "engine", "training", "sandbox")
 """Folders whose files are begun first: a process that begins a long one last ends alone."""
