@@ -1,12 +1,13 @@
 """What many tests need: a tiny real checkpoint (a Llama of 50,000 random weights); what processes are left."""
 
+import asyncio
 import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -208,11 +209,26 @@ def processes() -> Callable[[], set[int]]:
 
 
 @pytest.fixture
+async def pass_seconds() -> AsyncIterator[Callable[[float], None]]:
+    """Return the function that makes the clock of the running loop jump: what waits for others for long expires."""
+    loop = asyncio.get_running_loop()
+    time_of_loop, passed = loop.time, 0.0
+
+    def jump(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    loop.time = lambda: time_of_loop() + passed  # type: ignore[method-assign]
+    yield jump
+    del loop.time
+
+
+@pytest.fixture
 def leaves_no_process() -> Iterator[None]:
     """Fail the test when it leaves a process; name it before the fixtures that have to end theirs."""
     before = descendants()
     yield
-    for _ in range(250):  # killed ones take a moment to go, and nothing here is told of it
+    for _ in range(3000):  # killed ones take a moment to go, and nothing here is told of it
         if not descendants() - before:
             return
         time.sleep(0.02)

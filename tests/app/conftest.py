@@ -24,7 +24,8 @@ def make_services() -> Callable[..., RewardServices]:
     """Return a factory of services; keyword arguments are settings of workers."""
 
     def make(on_isolation: Callable[[Isolation], None] | None = None, **workers: Any) -> RewardServices:
-        services = RewardServices(RewardSettings(workers=WorkerSettings(**workers)), rm_types=[])
+        settings = RewardSettings(workers=WorkerSettings(**{"timeout_seconds": 60.0, **workers}))
+        services = RewardServices(settings, rm_types=[])
         services.on_isolation = on_isolation
         return services
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
 import threading
@@ -39,6 +40,7 @@ class Moody:
 
     def verify(self, params, response):
         if params["mood"] == "sleep" and response == params["sleeps_on"]:
+            open(os.environ.get("TEST_SLEEPING", os.devnull), "w").close()
             time.sleep(3600)
         if params["mood"] == "die":
             os.abort()
@@ -76,13 +78,13 @@ def problem(mood: str = "well", **changes: Any) -> dict[str, Any]:
 
 
 async def test_own_environments_need_neither_worker_nor_thread(services: RewardServices) -> None:
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     for rm_type in ("environment", "rlve"):
         metadata = {"environment": "core/add_numbers", "params": {"terms": [2, 3]}}
         verdict = await hub(services, rm_type=rm_type).grade("It is 5.", None, metadata=metadata)
         assert (verdict.reward, verdict.correct) == (1.0, Correct.YES)
     assert services.workers.counts.calls == 0
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 @pytest.mark.parametrize("rm_type", ["environment", "rlve"])
@@ -127,16 +129,22 @@ async def test_problem_of_another_package_is_made_again_in_the_worker(moody: Non
 
 
 async def test_verifier_that_never_returns_is_killed_and_leaves_neither_process_nor_thread(
-    moody: None, leaves_no_process: None
+    moody: None, leaves_no_process: None, pass_seconds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = threading.active_count()
-    settings = RewardSettings(rm_type="environment", workers={"num_workers": 1, "timeout_seconds": 1.0})
+    threads, sleeping = set(threading.enumerate()), tmp_path / "sleeping"
+    monkeypatch.setenv("TEST_SLEEPING", str(sleeping))
+    settings = RewardSettings(rm_type="environment", workers={"num_workers": 1, "timeout_seconds": 300.0})
     async with open_reward_hub(settings) as scorer:
-        verdict = await scorer.grade("4", None, metadata=problem("sleep"))
+        grading = asyncio.create_task(scorer.grade("4", None, metadata=problem("sleep")))
+        while not sleeping.exists():
+            assert not grading.done()
+            await asyncio.sleep(0.01)
+        pass_seconds(300.0)
+        verdict = await grading
         assert (verdict.outcome, verdict.reward) == (Outcome.TIMEOUT, None)
-        assert "1 s" in verdict.detail
+        assert "300 s" in verdict.detail
         assert (await scorer.grade("5", None, metadata=problem("sleep"))).reward == 0.0
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 class MoodySource(ListSource):
@@ -150,7 +158,7 @@ class MoodySource(ListSource):
 async def test_run_counts_the_verifier_that_never_returns_and_goes_on(moody: None, leaves_no_process: None) -> None:
     config = RolloutConfig(
         rollout={"rollout_batch_size": 2, "n_samples_per_prompt": 2},
-        reward={"workers": {"num_workers": 2, "timeout_seconds": 1.0}},
+        reward={"workers": {"num_workers": 2, "timeout_seconds": 4.0}},
         plugins={"sample_hook": lambda sample, prompt: replace(sample, response="4" if sample.index == 1 else "5")},
     )
     rollouts = open_rollouts(

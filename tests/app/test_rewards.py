@@ -236,19 +236,21 @@ def texts_as_prompts(count: int) -> ListSource:
 
 @pytest.mark.parametrize("hanging", ["sleep_on_one", "spin_on_one"])
 async def test_r35_reward_stall_costs_its_own_deadline(
-    services: RewardServices, load: Callable[..., Any], hanging: str
+    services: RewardServices, load: Callable[..., Any], pass_seconds: Callable[[float], None], hanging: str
 ) -> None:
     """R35: of 64 gradings one never ends; all others have their rewards, and it is killed."""
-    deadline_seconds = 2.0
-    scorer = hub(services, reward_fn=load(hanging, seconds=deadline_seconds))
+    scorer = hub(services, reward_fn=load(hanging, seconds=300.0))
     (rollout,) = rollouts_of(1)
     numbered = [
         replace(rollout, rollout_id=number, samples=(replace(rollout.samples[0], rollout_id=number),))
         for number in range(HANGING - 30, HANGING + 34)
     ]
-    await scorer.score(numbered[:8], make_prompt())  # the workers have started
-    async with asyncio.timeout(60):
-        verdicts = await scorer.score(numbered, make_prompt())
+    gradings = [asyncio.create_task(scorer.score([rollout], make_prompt())) for rollout in numbered]
+    await asyncio.wait([*gradings[:30], *gradings[31:]])
+    assert not gradings[30].done()
+    assert services.workers.num_running == 1
+    pass_seconds(300.0)
+    verdicts = [verdict for grading in gradings for verdict in await grading]
     assert [verdict.reward for verdict in verdicts] == [
         None if rollout.rollout_id == HANGING else float(rollout.rollout_id) for rollout in numbered
     ]
@@ -260,7 +262,7 @@ async def test_r35_reward_stall_stops_no_run(leaves_no_process: None, folders: l
     """R35: it is counted apart from wrong answers, its group is replaced, and no process is left."""
     config = RolloutConfig(
         rollout={"rollout_batch_size": 16, "n_samples_per_prompt": 4},
-        reward={"timeout_seconds": 2.0, "workers": {"num_workers": 2}},
+        reward={"timeout_seconds": 4.0, "workers": {"num_workers": 2}},
         plugins={"reward": "reward_functions:sleep_on_one"},
     )
     rollouts = open_rollouts(

@@ -62,8 +62,10 @@ def test_graders_without_labels_need_none(tiny_checkpoint: Path, tmp_path: Path)
 
 
 async def test_prometheus_reads_the_numbers_while_the_run_goes_on(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))  # and not listened on: nobody else is given it
+    port = kept.getsockname()[1]
     seen: list[str] = []
 
     async def reward(sample: Sample, prompt: Prompt) -> float:
@@ -75,15 +77,16 @@ async def test_prometheus_reads_the_numbers_while_the_run_goes_on(tiny_checkpoin
     del settings["reward"]
     settings["rollout"]["num_rollout"] = 2
     settings |= {"plugins": {"reward": reward}, "metrics": {"port": port}}
-    await run(prepare(RunSpec(validate_settings(settings, where="test"), (tmp_path,))), out=tmp_path / "run")
+    with kept:
+        await run(prepare(RunSpec(validate_settings(settings, where="test"), (tmp_path,))), out=tmp_path / "run")
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await session.get(f"http://127.0.0.1:{port}/metrics")
     assert 'rollfeed_groups_total{state="submitted"} 1.0' in seen[0].splitlines()
     assert "rollfeed_rollout_reward_mean" not in seen[0]
     last = seen[-1].splitlines()
     assert {"rollfeed_step 1.0", "rollfeed_last_step 0.0", "rollfeed_rollout_reward_mean 0.5"} <= set(last)
     assert any(line.startswith('rollfeed_sources_reward_mean{name="tasks') for line in last)
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await session.get(f"http://127.0.0.1:{port}/metrics")
 
 
 def test_a_port_that_is_in_use_is_told_before_a_run(tiny_checkpoint: Path, tmp_path: Path) -> None:

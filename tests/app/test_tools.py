@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +54,39 @@ def sleeps() -> str:
 def adds(a: int, b: int) -> int:
     return a + b
 '''
-NAMES = ("hangs", "deaf", "raises", "floods", "binary", "dies", "sleeps", "adds", "unknown")
+LATE = {name: f"error: {name} gave no answer within 0.5 s" for name in ("hangs", "deaf", "sleeps")}
+IN_TIME = {
+    "raises": "error: raises failed: ValueError: no",
+    "floods": "2,999,900 characters are left out",
+    "binary": "error: binary gave a bytes, which is no text",
+    "dies": "error: dies failed",
+    "adds": "tool: 7\n",
+    "unknown": "error: there is no tool 'unknown'",
+}
 
 
-def call_first(request: ScriptedRequest) -> str:
+def call_first(request: ScriptedRequest, names: Sequence[str]) -> str:
     """Call the tools in turn; answer when they have answered."""
     said = CharTokenizer().decode(request.token_ids, skip_special_tokens=True)
     if "\ntool: " in said:
         return "7"
-    name = NAMES[int(request.request_id.rpartition("rollout")[2]) % len(NAMES)]
+    name = names[int(request.request_id.rpartition("rollout")[2])]
     arguments = {"a": 3, "b": "4"} if name == "adds" else {}
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-async def test_tools_that_hang_raise_flood_or_die_leave_the_rest_of_the_run_untouched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("expected", "seconds"), [(LATE, 0.5), (IN_TIME, 60.0)])
+async def test_tools_that_hang_raise_flood_or_die_leave_the_rest_of_the_run_untouched(
+    tmp_path: Path, expected: dict[str, str], seconds: float
+) -> None:
+    names = list(expected)
     (tmp_path / "mine.py").write_text(TOOLS)
     config = RolloutConfig(
-        rollout={"rollout_batch_size": 3, "n_samples_per_prompt": 3},
+        rollout={"rollout_batch_size": 1, "n_samples_per_prompt": len(names)},
         sampling={"rollout_max_response_len": 20_000},
         tools={
-            "use": [f"mine.py:{name}" for name in NAMES[:-1]],
-            "timeout_seconds": 0.5,
+            "use": [f"mine.py:{name}" for name in names if name != "unknown"],
+            "timeout_seconds": seconds,
             "max_output_chars": 100,
         },
         reward={"workers": {"num_workers": 2}},
@@ -84,30 +98,22 @@ async def test_tools_that_hang_raise_flood_or_die_leave_the_rest_of_the_run_unto
     async with open_rollouts(
         config,
         source=source,
-        engine=ScriptedEngine(answer=call_first),
+        engine=ScriptedEngine(answer=partial(call_first, names=names)),
         tokenizer=CharTokenizer(),
         functions=functions,
     ) as rollouts:
         batch = await rollouts.generate_batch()
-    assert len(batch.samples) == 9
-    told: dict[str, str] = {}
+    assert len(batch.samples) == len(names)
     for sample in batch.samples:
         assert sample.status is SampleStatus.COMPLETED
         assert sample.metadata["num_turns"] == 2
         assert sample.reward is not None
         inserted = sample.response_token_ids[sample.loss_mask == 0.0]
-        told[NAMES[sample.index % 9]] = CharTokenizer().decode(inserted, skip_special_tokens=True)
-    assert "error: hangs gave no answer within 0.5 s" in told["hangs"]
-    assert "error: deaf gave no answer within 0.5 s" in told["deaf"]
-    assert "error: raises failed: ValueError: no" in told["raises"]
-    assert "2,999,900 characters are left out" in told["floods"]
-    assert "error: binary gave a bytes, which is no text" in told["binary"]
-    assert "error: dies failed" in told["dies"]
-    assert "error: sleeps gave no answer within 0.5 s" in told["sleeps"]
-    assert "tool: 7\n" in told["adds"]
-    assert "error: there is no tool 'unknown'" in told["unknown"]
+        told = CharTokenizer().decode(inserted, skip_special_tokens=True)
+        assert expected[names[sample.index]] in told
     assert batch.metrics["rollout/tool_calls_mean"] == 1.0
-    assert batch.metrics["rollout/tool_calls_failed_mean"] == pytest.approx(7 / 9)
+    num_failed = sum(each.startswith("error") for each in expected.values())
+    assert batch.metrics["rollout/tool_calls_failed_mean"] == pytest.approx(num_failed / len(names))
 
 
 def settings_of(tmp_path: Path, **others: Any) -> Settings:

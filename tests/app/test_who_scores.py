@@ -178,7 +178,7 @@ async def test_all_async_rewards_of_a_step_are_computed_at_once() -> None:
         rollout={"rollout_batch_size": 64, "n_samples_per_prompt": 4}, plugins={"reward": await all_at_once(256)}
     )
     source = ListSource([f"prompt {number}" for number in range(64)])
-    batch = await asyncio.wait_for(batch_of(config, source), 60.0)
+    batch = await asyncio.wait_for(batch_of(config, source), 300.0)
     assert rewards_of(batch) == [1.0] * 256
 
 
@@ -192,7 +192,7 @@ async def test_all_async_rewards_of_an_evaluation_are_computed_at_once_whatever_
     settings = EvalSettings(environments=[{"id": ENVIRONMENT, "level": 2, "num_prompts": 64}])
     prepared = app.prepare_evaluation(settings, config=config, tokenizer=CharTokenizer(), context_length=1_000)
     async with ScriptedEngine(max_running_requests=2) as engine:
-        found = await asyncio.wait_for(app.evaluate(prepared, engine=engine), 60.0)
+        found = await asyncio.wait_for(app.evaluate(prepared, engine=engine), 300.0)
     assert found.accuracy == 1.0
 
 

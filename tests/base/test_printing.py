@@ -64,6 +64,6 @@ def test_a_print_within_a_print_does_not_hang(tmp_path: Path, monkeypatch: pytes
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert path.read_text() == "finalizer\nprinted\n"

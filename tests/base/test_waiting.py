@@ -41,36 +41,29 @@ async def test_a_cancellation_comes_when_the_thread_has_ended_and_nobody_complai
     assert complaints == []
 
 
-async def tells(monkeypatch: pytest.MonkeyPatch, *, limit_seconds: float, num: int) -> list[str]:
-    """What is told of a wait whose seconds pass at once."""
-    told: list[str] = []
-    slept: list[float] = []
-    waited, sleep = asyncio.Event(), asyncio.sleep
-
-    async def pass_seconds(seconds: float) -> None:
-        slept.append(seconds)
-        if len(told) == num:
-            waited.set()
-        await sleep(0 if len(told) < num else 3600)
-
-    monkeypatch.setattr("rollfeed.base.waiting.asyncio.sleep", pass_seconds)
-    async with telling_of_waiting(told.append, most_seconds=5.0, limit_seconds=limit_seconds, limit="it"):
-        await waited.wait()
-    assert [f"{sum(slept[: place + 1]):.0f} s of it = {limit_seconds:g}" for place in range(num)] == told
-    return told
-
-
 @pytest.mark.parametrize(
     ("limit_seconds", "first"),
     [(600.0, "5 s of it = 600"), (12.0, "3 s of it = 12"), (0.5, "1 s of it = 0.5")],
 )
-async def test_a_wait_is_told_after_a_quarter_of_its_limit_and_then_at_twice_the_time(
-    monkeypatch: pytest.MonkeyPatch, limit_seconds: float, first: str
+def test_a_wait_is_told_after_a_quarter_of_its_limit_and_then_at_twice_the_time(
+    limit_seconds: float, first: str
 ) -> None:
-    told = await tells(monkeypatch, limit_seconds=limit_seconds, num=4)
-    seconds = [int(each.split()[0]) for each in told]
-    assert told[0] == first
+    told: list[tuple[float, str]] = []
+
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            told.append((loop.time(), text))
+
+        async with telling_of_waiting(tell, most_seconds=5.0, limit_seconds=limit_seconds, limit="it"):
+            await asyncio.sleep(8.5 * int(first.split()[0]))
+
+    run_in_virtual_time(wait())
+    seconds = [int(text.split()[0]) for _, text in told]
+    assert told[0][1] == first
     assert seconds == [seconds[0] * 2**power for power in range(4)]
+    assert [text for _, text in told] == [f"{when:.0f} s of it = {limit_seconds:g}" for when, _ in told]
 
 
 async def test_a_wait_that_is_over_is_told_no_more() -> None:

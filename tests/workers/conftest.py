@@ -17,7 +17,7 @@ def gone() -> Callable[[int], bool]:
     """Return the function that waits for another process's end, which nothing here is told of."""
 
     def wait(pid: int) -> bool:
-        for _ in range(500):
+        for _ in range(3000):
             try:
                 stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
             except OSError:

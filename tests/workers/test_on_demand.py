@@ -11,7 +11,7 @@ from rollfeed.workers import WorkerPool
 async def test_processes_start_with_the_first_call_and_end_with_the_block(leaves_no_process: None, processes) -> None:
     before = processes()
     async with WorkerPool(num_workers=2) as pool:
-        assert processes() == before
+        assert processes() <= before
         totals = await asyncio.gather(*(pool.call("operator.add", [n, 1], deadline_seconds=60.0) for n in range(8)))
         assert totals == list(range(1, 9))
         assert len(processes() - before) == 2

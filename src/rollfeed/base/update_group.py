@@ -6,8 +6,8 @@ It is apart from the groups of a distributed training. Rank 0 publishes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -31,6 +31,36 @@ def connect(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
 
 
+class _FailingSoftly:
+    """Variables that groups look for while they are made; several may be at a time, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_within = 0
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_within += 1
+            if self._num_within == 1:
+                self._before = {name: os.environ.get(name) for name in _FAILING}
+                os.environ.update(_FAILING)
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._num_within -= 1
+            if self._num_within:
+                return
+            for name, value in self._before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+_FAILING_SOFTLY = _FailingSoftly()
+
+
 class UpdateGroup:
     """A group once all of its ranks have joined; making it blocks, and raises RuntimeError after the timeout."""
 
@@ -38,7 +68,7 @@ class UpdateGroup:
         self, store: c10d.Store, name: str, *, backend: str, rank: int, world_size: int, timeout_seconds: float
     ) -> None:
         # PyTorch has no public way to a group beside the default one; slime, OpenRLHF and SGLang go this one.
-        with _failing_softly():
+        with _FAILING_SOFTLY:
             group: dist.ProcessGroup = c10d._new_process_group_helper(
                 world_size,
                 rank,
@@ -67,17 +97,3 @@ class UpdateGroup:
                 group.abort()
             with suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group(group)
-
-
-@contextmanager
-def _failing_softly() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _FAILING}
-    os.environ.update(_FAILING)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -32,6 +32,8 @@ from rollfeed.errors import RunFailedError
 
 _GRACE_SECONDS = 5.0
 """For the other ranks to answer when one has failed; alone they wait for it."""
+_DYING_SECONDS = 30.0
+"""For a process whose connection has ended to be gone; on a busy machine nothing else tells that soon how it ended."""
 _ENDING_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _START_SECONDS = 300.0
@@ -213,7 +215,7 @@ class RankGroup(Host):
 
     def _said_of_dead(self, ranks: Iterable[int], *, waited_for: str = "") -> str:
         rank = next(iter(ranks))
-        end = time.monotonic() + _GRACE_SECONDS
+        end = time.monotonic() + _DYING_SECONDS
         while (code := self._exit_code(rank)) is None and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS / 4)
         how = "has closed its connection" if code is None else f"has ended with code {code}"

@@ -43,9 +43,9 @@ def moody(level: int, **others: Any) -> dict[str, Any]:
 def settings_of(*environments: dict[str, Any], **prompts: Any) -> Settings:
     return Settings.model_validate(
         {
-            "prompts": {"environments": environments, "make_timeout_seconds": 0.5, **prompts},
+            "prompts": {"environments": environments, "make_timeout_seconds": 60.0, **prompts},
             "rollout": {"rollout_batch_size": 3, "n_samples_per_prompt": 2},
-            "reward": {"workers": {"num_workers": 2}},
+            "reward": {"workers": {"num_workers": 2, "timeout_seconds": 60.0}},
         }
     )
 
@@ -98,7 +98,9 @@ async def test_episodes_are_gone_through_in_workers() -> None:
 )
 async def test_a_step_that_misbehaves_fails_its_rollout(level: int, cause: str) -> None:
     settings = settings_of({"id": "moody.py:Talk", "level": level})
-    workers = settings.reward.workers.model_copy(update={"timeout_seconds": 1.0})
+    workers = settings.reward.workers
+    if level == HANGS:
+        workers = workers.model_copy(update={"timeout_seconds": 1.0})
     settings = settings.model_copy(
         update={
             "reward": settings.reward.model_copy(update={"workers": workers}),
@@ -126,8 +128,8 @@ async def test_a_run_that_is_killed_and_resumed_trains_on_the_same_problems() ->
 async def test_a_level_whose_generator_hangs_is_left_for_the_one_below(caplog: pytest.LogCaptureFixture) -> None:
     commits: list[StepCommit] = []
     with pytest.raises(ConfigError, match=r"mine/moody@1: its first problems cannot be made in time \(no result"):
-        settings_source(settings_of(moody(HANGS)))
-    settings = settings_of(moody(SOMETIMES), {"id": "core/copy_text"})
+        settings_source(settings_of(moody(HANGS), make_timeout_seconds=0.5))
+    settings = settings_of(moody(SOMETIMES), {"id": "core/copy_text"}, make_timeout_seconds=0.5)
     async with open_run(settings, commits) as rollouts:
         for _ in range(4):
             await rollouts.generate_batch()

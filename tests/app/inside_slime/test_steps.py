@@ -37,6 +37,16 @@ def path_of(function: Any) -> str:
     return f"{__name__}.{function.__name__}"
 
 
+def without_choice(args: Namespace) -> Namespace:
+    """Have a step draw what it needs: of more, those are its batch that end first."""
+    args.over_sampling_batch_size = args.rollout_batch_size
+    return args
+
+
+def indices(groups: list[Any]) -> list[int]:
+    return [group[0].group_index for group in groups]
+
+
 def flat(output: Any) -> list[Any]:
     return [leaf for group in output.samples for each in group for leaf in (each if isinstance(each, list) else [each])]
 
@@ -44,7 +54,7 @@ def flat(output: Any) -> list[Any]:
 def test_their_samples_are_filled_as_slime_fills_them(args: Namespace, source: Source) -> None:
     first = source.get_samples(1)[0]
     source.buffer.append(first)
-    output = generate_rollout(args, 0, source)
+    output = generate_rollout(without_choice(args), 0, source)
     assert output.samples[0] == first
     assert output.samples[0][0] is first[0]
     for sample in flat(output):
@@ -89,7 +99,7 @@ def test_what_a_resumed_sample_was_computed_with_before_stays(args: Namespace, s
         sample.weight_versions, sample.status = ["0"], type(sample).Status.ABORTED
         sample.rollout_routed_experts = np.full((len(sample.tokens) - 1, 2, 2), 99, np.int32)
     source.buffer.append(group)
-    for sample in generate_rollout(args, 0, source).samples[0]:
+    for sample in generate_rollout(without_choice(args), 0, source).samples[0]:
         experts, num_before = sample.rollout_routed_experts, len(sample.prompt) + 1
         assert experts.shape == (len(sample.tokens) - 1, 2, 2)
         assert (experts[:num_before] == 99).all()
@@ -114,11 +124,14 @@ def test_without_partial_rollout_what_is_left_is_answered_anew_in_the_next_step(
     first = generate_rollout(args, 0, source)
     assert source.num_drawn == 6
     assert not source.returned
-    second = generate_rollout(args, 1, source)
-    trained = [group[0].group_index for output in (first, second) for group in output.samples]
-    assert sorted(trained) == trained == list(range(6))
+    second = generate_rollout(without_choice(args), 1, source)
+    trained = [indices(output.samples) for output in (first, second)]
+    assert [sorted(each) for each in trained] == trained
+    assert sorted([*trained[0], *trained[1]]) == list(range(6))
+    assert source.num_drawn == 6
     assert all(sample.weight_versions == ["0"] for sample in flat(second))  # of one request each
-    assert first.metrics["rollout/groups_surplus"] == 3.0
+    left = [first.metrics[f"rollout/groups_{where}"] for where in ("surplus", "requeued")]
+    assert sum(left) == 3.0
 
 
 def keep_every_third(args: Namespace, samples: list[Any], **kwargs: Any) -> DynamicFilterOutput:
@@ -255,7 +268,7 @@ def test_a_function_that_does_not_end_is_cancelled_and_its_sample_is_as_it_was(a
     output = generate_rollout(args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 2, 4]
     args.custom_generate_function_path = None
-    output = generate_rollout(args, 1, source)
+    output = generate_rollout(without_choice(args), 1, source)
     assert [group[0].group_index for group in output.samples] == [1, 3, 5]
     assert all(sample.response_length == 20 for sample in flat(output))
 
@@ -263,7 +276,8 @@ def test_a_function_that_does_not_end_is_cancelled_and_its_sample_is_as_it_was(a
 async def one_by_one(args: Namespace, sample: Any, sampling_params: dict[str, Any], **others: Any) -> Any:
     assert not others  # evaluation is for those that name it
     CALLS.append(sample.index)
-    await asyncio.sleep(0.02)
+    for _ in range(100):  # turns of the loop, not seconds: more than the end of a batch takes
+        await asyncio.sleep(0)
     sample.tokens, sample.response, sample.response_length, sample.rollout_log_probs = [1, 2], "b", 1, [-1.0]
     sample.status = type(sample).Status.COMPLETED
     return sample
@@ -290,7 +304,7 @@ def test_a_sample_names_its_own_judge_and_hooks_see_every_sample(args: Namespace
     group[1].custom_rm_path = path_of(own_judge)
     source.buffer.append(group)
     args.rollout_sample_hook_path = [path_of(hook)]
-    output = generate_rollout(args, 4, source)
+    output = generate_rollout(without_choice(args), 4, source)
     assert [sample.reward["odd"] for sample in output.samples[0]] == [0.0, 5.0]
     assert all(sample.metadata["hooked"] == (4, False) for sample in flat(output))
 
@@ -341,7 +355,7 @@ def test_samples_of_a_group_may_have_prompts_of_their_own(args: Namespace, sourc
     group = source.get_samples(1)[0]
     group[1].prompt = "another one"
     source.buffer.append(group)
-    for sample in generate_rollout(args, 0, source).samples[0]:
+    for sample in generate_rollout(without_choice(args), 0, source).samples[0]:
         assert sample.tokens[: len(sample.prompt)] == [ord(each) - 32 for each in sample.prompt]
         assert len(sample.tokens) == len(sample.prompt) + 20
 
@@ -351,7 +365,7 @@ def test_what_was_drawn_with_a_group_that_is_wrong_comes_again(args: Namespace, 
     source.buffer += [groups[0], groups[1][:1], *groups[2:]]
     with pytest.raises(RunFailedError, match="a group of 1"):
         generate_rollout(args, 0, source)
-    assert [group[0].group_index for group in generate_rollout(args, 1, source).samples] == [0, 2, 3]
+    assert indices(generate_rollout(without_choice(args), 1, source).samples) == [0, 2, 3]
 
 
 class Full(Source):
@@ -369,16 +383,17 @@ def test_a_step_whose_rest_is_not_taken_back_is_made_again(args: Namespace) -> N
         generate_rollout(args, 0, source)
     source.is_full = False
     output = generate_rollout(args, 0, source)
-    assert [group[0].group_index for group in output.samples] == [0, 1, 2]
+    assert sorted(indices(output.samples) + indices(source.buffer)) == list(range(6))
+    assert len(output.samples) == len(source.returned) == 3
     assert source.num_drawn == 6
-    assert len(source.returned) == 3
 
 
 def test_a_function_that_draws_keeps_what_waits(args: Namespace, source: Source) -> None:
     """Some loops hand over the bound method, which is another object in every call."""
-    for step in range(2):
-        output = generate_rollout(args, step, source.get_samples)
-        assert [group[0].group_index for group in output.samples] == [3 * step, 3 * step + 1, 3 * step + 2]
+    first = indices(generate_rollout(args, 0, source.get_samples).samples)
+    second = indices(generate_rollout(args, 1, source.get_samples).samples)
+    assert len({*first, *second}) == 6
+    assert set(first) <= set(range(6))
     assert source.asked == [6, 3]  # at once, as buffer filters and data sources of slime's users see it
 
 
@@ -400,7 +415,7 @@ def test_mask_offpolicy_leaves_only_the_new_tokens_of_a_resumed_sample(args: Nam
         sample.response, sample.response_length, sample.rollout_log_probs = "xy", 2, [-1.0, -2.0]
         sample.weight_versions, sample.status = ["0"], type(sample).Status.ABORTED
     source.buffer.append(group)
-    output = generate_rollout(args, 3, source)
+    output = generate_rollout(without_choice(args), 3, source)
     for sample in output.samples[0]:
         assert sample.loss_mask == [0] * 2 + [1] * 18
         assert sample.rollout_log_probs[:2] == [-1.0, -2.0]

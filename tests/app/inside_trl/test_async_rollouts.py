@@ -21,6 +21,8 @@ from rollfeed.plugins import check_methods
 from rollfeed.types import Drop, Keep, Sample
 
 ENGINE = EngineSettings(num_slots=8, context_length=64, threads=1)
+ONE_BATCH = {"max_staleness": 1}
+"""Only the groups of a batch are answered at a time: of more, those are its batch that end first."""
 SECONDS = 120.0
 """A busy machine needs longer than a test should."""
 
@@ -89,7 +91,7 @@ def test_it_is_a_worker_and_a_weight_transfer(make: Any) -> None:
 
 
 def test_samples_are_as_trl_has_them(make: Any, model: Any, chats: Rows) -> None:
-    rollouts = make()
+    rollouts = make(**ONE_BATCH)
     begin(rollouts, model)
     samples = take(rollouts)
     assert rollouts.metrics_queue.get(timeout=SECONDS)["rollout/reward_mean"] > 0
@@ -161,7 +163,8 @@ def test_a_batch_is_cut_so_that_it_may_age_by_a_version_in_the_queue(make: Any, 
 
 
 def test_prompts_come_again_with_numbers_of_their_own(make: Any, model: Any) -> None:
-    rollouts = make(rows=Rows([{"prompt": "a", "label": "1"}, {"prompt": "b", "label": "2"}]), reward_funcs=texts)
+    rows = Rows([{"prompt": "a", "label": "1"}, {"prompt": "b", "label": "2"}])
+    rollouts = make(rows=rows, reward_funcs=texts, **ONE_BATCH)
     begin(rollouts, model)
     samples = take(rollouts, 12)
     assert [sample.group_id for sample in samples] == [number for number in range(4) for _ in range(3)]
@@ -182,7 +185,7 @@ def odd_label(sample: Sample, prompt: Any) -> float:
 
 def test_filters_and_rewards_of_rollfeed(make: Any, model: Any) -> None:
     config = RolloutConfig(plugins=PluginSettings(reward=odd_label, group_filters=[only_odd]))
-    rollouts = make(config=config, reward_funcs=(), label_key="label")
+    rollouts = make(config=config, reward_funcs=(), label_key="label", **ONE_BATCH)
     begin(rollouts, model)
     samples = take(rollouts)
     assert [sample.group_id for sample in samples] == [1, 1, 1, 3, 3, 3]
@@ -202,7 +205,6 @@ def leaving(**_: Any) -> list[float]:
 def test_health_tells_why_no_sample_comes(make: Any, model: Any, function: Any, told: str) -> None:
     rollouts = make(reward_funcs=function)
     begin(rollouts, model)
-    rollouts.check_health(SECONDS)
     with pytest.raises(RunFailedError, match=rf"no more samples: .*{told}"):
         wait_for_a_sample(rollouts)
 
@@ -220,7 +222,7 @@ def test_health_tells_that_nothing_happens(make: Any, model: Any) -> None:
     rollouts = make()
     begin(rollouts, model)
     rollouts.check_health(SECONDS)
-    with pytest.raises(RunFailedError, match="no rollout has ended for 0 s: see heartbeat_stale_after_s"):
+    with pytest.raises(RunFailedError, match=r"no rollout has ended for \d+ s: see heartbeat_stale_after_s"):
         rollouts.check_health(-1.0)
 
 

@@ -47,9 +47,10 @@ def engine(tiny_checkpoint: Path) -> Iterator[EngineSettings]:
 def change(model: Any) -> None:
     import torch
 
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape)
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
 def test_the_plain_trainer_gives_a_server_its_weights(

@@ -190,6 +190,8 @@ class ForkedRanks(RankGroup):
     def _kill_forks(self, *_: object) -> None:
         for fork in self._forks:
             fork.kill()
+        for fork in self._forks:
+            fork.join()
 
     def _exit_code(self, rank: int) -> int | None:
         return self._forks[rank].exitcode

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import struct
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -168,3 +170,28 @@ async def test_x02_every_backend_refuses_what_it_cannot_hold(
     assert engine.policy_version == 0
     assert after.token_ids.tolist() == before.token_ids.tolist()
     assert after.logprobs.tobytes() == before.logprobs.tobytes()
+
+
+async def test_groups_whose_publisher_does_not_come_keep_nothing_else_waiting(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, all_wait, goes, waiting = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), list[Any]()
+
+    def connect(*about: Any, **_: Any) -> None:
+        waiting.append(about)
+        if len(waiting) == 40:  # more than loops have threads
+            loop.call_soon_threadsafe(all_wait.set)
+        goes.wait(300)
+        raise RuntimeError("nobody has come")
+
+    monkeypatch.setattr("rollfeed.base.update_group.connect", connect)
+    place = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2, "backend": "gloo"}
+    try:
+        async with serving() as client, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            for number in range(40):
+                body = {**place, "group_name": str(number)}
+                tasks.create_task(client.post("/init_weights_update_group", body, status=400))
+            await all_wait.wait()
+            goes.set()
+    finally:
+        goes.set()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
 from rollfeed.base.sglang_wire import RequestError
+from rollfeed.base.waiting import call_in_own_thread
 from rollfeed.engine.http.json_answers import json_reply, read_json
 from rollfeed.engine.server.service import Service
 from rollfeed.errors import EngineProtocolError
@@ -27,6 +28,7 @@ _LARGEST_TYPE_BYTES = 8
 _MOST_RANKS, _MOST_PORTS = 1 << 16, 1 << 16
 _GROUP_SECONDS = 300.0
 _BUCKET = "flattened_bucket"
+T = TypeVar("T")
 
 
 class WeightHandlers:
@@ -126,7 +128,7 @@ class WeightHandlers:
             )
 
         try:
-            self._groups[name] = await asyncio.to_thread(join)
+            self._groups[name] = await _in_group(join)
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to initialize custom process group: {error}")
         return await _taken("Succeeded to initialize custom process group.")
@@ -136,7 +138,7 @@ class WeightHandlers:
         group = self._groups.pop(_given(await read_json(request), "group_name", str), None)
         if group is None:
             return await _refused("The group to be destroyed does not exist.")
-        await asyncio.to_thread(group.leave)
+        await _in_group(group.leave)
         return await _taken("Succeeded to destroy custom process group.")
 
     async def update_from_group(self, request: web.Request) -> web.Response:
@@ -154,7 +156,7 @@ class WeightHandlers:
         try:
             described = (body.get(name, []) for name in ("names", "dtypes", "shapes"))
             bucket = bucket_of(*described, most_bytes=self._most_bytes)
-            await asyncio.to_thread(group.broadcast, bucket.bytes_B)
+            await _in_group(lambda: group.broadcast(bucket.bytes_B))
             tensors = bucket.tensors()
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to receive weights: {error}")
@@ -172,6 +174,14 @@ class WeightHandlers:
         if body.get("weight_version") is not None:
             self._version = _given(body, "weight_version", str)
         return await _taken("Success")
+
+
+async def _in_group(function: Callable[[], T]) -> T:
+    """Return what a function returns that waits for a publisher, who may be gone; the server's end does not wait."""
+    result, raised = await call_in_own_thread(function, name="weights")
+    if raised is not None:
+        raise raised
+    return result  # type: ignore[return-value]
 
 
 def _given(body: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
