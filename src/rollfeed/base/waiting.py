@@ -79,6 +79,14 @@ async def call_in_own_thread(function: Callable[[], T], *, name: str) -> tuple[T
     return await outcome
 
 
+async def in_own_thread(function: Callable[[], T], *, name: str) -> T:
+    """Return what a function returns that may block for long, or raise what it raises: :func:`call_in_own_thread`."""
+    result, raised = await call_in_own_thread(function, name=name)
+    if raised is not None:
+        raise raised
+    return result  # type: ignore[return-value]
+
+
 @asynccontextmanager
 async def telling_of_waiting(
     tell: Callable[[str], None], *, most_seconds: float, limit_seconds: float, limit: str

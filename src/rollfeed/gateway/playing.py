@@ -23,7 +23,7 @@ import msgspec
 
 from rollfeed.base.importing import is_async
 from rollfeed.base.serving import serve_application
-from rollfeed.base.waiting import call_in_own_thread
+from rollfeed.base.waiting import in_own_thread
 from rollfeed.config.agent import AgentSettings
 from rollfeed.conversations.picture_places import showing
 from rollfeed.errors import AgentError, EngineError, RunFailedError
@@ -118,7 +118,8 @@ class AgentPlayer:
         function: Callable[[AgentTask], Any] = self._function  # type: ignore[assignment]
         try:
             with blaming(_FUNCTION, function):
-                await (function(task) if is_async(function) else _in_own_thread(partial(function, task)))
+                # Nobody waits for the thread when this is cancelled: its next call of the policy fails.
+                await (function(task) if is_async(function) else in_own_thread(partial(function, task), name="agent"))
         except (RunFailedError, EngineError) as error:
             raise AgentError(str(error)) from error
 
@@ -250,13 +251,6 @@ async def _talk(process: asyncio.subprocess.Process, question: bytes, said: dequ
         process.stdin.close()
     while piece := await process.stdout.read(1 << 16):
         said.extend(piece.decode(errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-async def _in_own_thread(function: Callable[[], object]) -> None:
-    """Call a function in a thread that nobody waits for when this is cancelled: its next call of the policy fails."""
-    _, raised = await call_in_own_thread(function, name="agent")
-    if raised is not None:
-        raise raised
 
 
 def ended(samples: Sequence[Sample], ended_by: str | None) -> list[Sample]:

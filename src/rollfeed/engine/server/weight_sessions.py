@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from rollfeed.base.sglang_wire import RequestError
-from rollfeed.base.waiting import call_in_own_thread
+from rollfeed.base.waiting import in_own_thread
 from rollfeed.engine.http.json_answers import json_reply, read_json
 from rollfeed.engine.server.service import Service
 from rollfeed.errors import EngineProtocolError
@@ -28,7 +28,8 @@ _LARGEST_TYPE_BYTES = 8
 _MOST_RANKS, _MOST_PORTS = 1 << 16, 1 << 16
 _GROUP_SECONDS = 300.0
 _BUCKET = "flattened_bucket"
-T = TypeVar("T")
+_THREAD = "weights"
+"""The name of threads that wait for a publisher, who may be gone; the server's end does not wait for them."""
 
 
 class WeightHandlers:
@@ -128,7 +129,7 @@ class WeightHandlers:
             )
 
         try:
-            self._groups[name] = await _in_group(join)
+            self._groups[name] = await in_own_thread(join, name=_THREAD)
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to initialize custom process group: {error}")
         return await _taken("Succeeded to initialize custom process group.")
@@ -138,7 +139,7 @@ class WeightHandlers:
         group = self._groups.pop(_given(await read_json(request), "group_name", str), None)
         if group is None:
             return await _refused("The group to be destroyed does not exist.")
-        await _in_group(group.leave)
+        await in_own_thread(group.leave, name=_THREAD)
         return await _taken("Succeeded to destroy custom process group.")
 
     async def update_from_group(self, request: web.Request) -> web.Response:
@@ -156,7 +157,7 @@ class WeightHandlers:
         try:
             described = (body.get(name, []) for name in ("names", "dtypes", "shapes"))
             bucket = bucket_of(*described, most_bytes=self._most_bytes)
-            await _in_group(lambda: group.broadcast(bucket.bytes_B))
+            await in_own_thread(lambda: group.broadcast(bucket.bytes_B), name=_THREAD)
             tensors = bucket.tensors()
         except (RuntimeError, ValueError, TypeError) as error:
             return await _refused(f"Failed to receive weights: {error}")
@@ -174,14 +175,6 @@ class WeightHandlers:
         if body.get("weight_version") is not None:
             self._version = _given(body, "weight_version", str)
         return await _taken("Success")
-
-
-async def _in_group(function: Callable[[], T]) -> T:
-    """Return what a function returns that waits for a publisher, who may be gone; the server's end does not wait."""
-    result, raised = await call_in_own_thread(function, name="weights")
-    if raised is not None:
-        raise raised
-    return result  # type: ignore[return-value]
 
 
 def _given(body: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

@@ -24,7 +24,7 @@ import torch
 
 from rollfeed.base.tensor_buckets import TensorBucket
 from rollfeed.base.update_group import UpdateGroup, listen
-from rollfeed.base.waiting import call_in_own_thread
+from rollfeed.base.waiting import in_own_thread
 from rollfeed.errors import EngineProtocolError, EngineUnavailableError
 from rollfeed.protocols import Command, MetServer, TransportContext
 from rollfeed.types import TensorUpdate, WeightUpdate
@@ -34,6 +34,7 @@ from rollfeed.weights.transports.staging import Staging, last_word, vllm_session
 BUCKET_BYTES = 1 << 28
 _GROUP_SECONDS = 300.0
 """For all to join, and for a broadcast."""
+_THREAD = "broadcast"
 _VLLM = """start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config '{"backend": "nccl"}'"""
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ class _Broadcast(WeightUpdate, ABC):
     async def _leave(self, address: str, command: Command) -> None:
         link = self.links.pop(address, None)
         if link is not None:
-            await in_thread(link.sender.leave)
+            await in_own_thread(link.sender.leave, name=_THREAD)
             await last_word(command(self.leaving_path, {"group_name": link.name}))
 
     @abstractmethod
@@ -142,8 +143,8 @@ class SGLangBroadcast(_Broadcast):
     """Buckets that are broadcast one by one, each announced by a request."""
 
     async def _join(self, address: str, command: Command, name: str) -> Sender:
-        host = await in_thread(lambda: own_host(address))
-        store = await in_thread(lambda: listen(host, timeout_seconds=_GROUP_SECONDS))
+        host = await in_own_thread(lambda: own_host(address), name=_THREAD)
+        store = await in_own_thread(lambda: listen(host, timeout_seconds=_GROUP_SECONDS), name=_THREAD)
         world_size, backend = 1 + self.staging.num_ranks(address), "nccl" if self.on_gpu else "gloo"
         body = {
             "master_address": host,
@@ -189,7 +190,7 @@ class SGLangBroadcast(_Broadcast):
                 await both(partial(link.sender.broadcast, bucket.bytes_B), sending, of=address)
         except BaseException:
             # Before the session is ended: a server that waits for a broadcast does nothing else.
-            await in_thread(link.sender.leave)
+            await in_own_thread(link.sender.leave, name=_THREAD)
             raise
 
 
@@ -232,7 +233,7 @@ class VLLMBroadcast(_Broadcast):
                 await both(send, command("/update_weights", {"update_info": update_info}), of=address)
             except BaseException:
                 # Before the session is ended, as with SGLang.
-                await in_thread(link.sender.leave)
+                await in_own_thread(link.sender.leave, name=_THREAD)
                 raise
 
 
@@ -246,14 +247,6 @@ def _joined(group: bytes, num_ranks: int, device: torch.device) -> Communicator:
     return communicator
 
 
-async def in_thread(function: Callable[[], T]) -> T:
-    """Return what a function returns that may block for long; the process does not wait for it at its end."""
-    result, raised = await call_in_own_thread(function, name="broadcast")
-    if raised is not None:
-        raise raised
-    return result  # type: ignore[return-value]
-
-
 async def both(act: Callable[[], T], telling: Any, *, of: str) -> T:
     """Return what ``act`` does here while a server does its part; the first that fails is not followed by the other.
 
@@ -261,7 +254,7 @@ async def both(act: Callable[[], T], telling: Any, *, of: str) -> T:
         EngineError: If the server refuses or does not answer.
         EngineUnavailableError: If it fails here.
     """
-    acting = asyncio.ensure_future(in_thread(act))
+    acting = asyncio.ensure_future(in_own_thread(act, name=_THREAD))
     told = asyncio.ensure_future(telling)
     try:
         await asyncio.wait([acting, told], return_when=asyncio.FIRST_EXCEPTION)
