@@ -43,8 +43,8 @@ class RankedTrainer(RemoteTrainer):
         *,
         checkpoint: Path,
         where_it_goes_on: Callable[[], str | None],
-        has_adapter: bool = False,
-        publishes_adapter: bool = False,
+        has_adapter: bool,
+        publishes_adapter: bool,
     ) -> None:
         super().__init__(host, checkpoint=checkpoint, where_it_goes_on=where_it_goes_on)
         self._home: VersionsHome | None = None
