@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,6 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
     return {**kept, **proxies, "NO_PROXY": "127.0.0.1", "PYTHONPATH": str(Path(rollfeed.__file__).parents[1])}
-
-
-@contextlib.contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
-    """Give ports that nobody else is given in the block; servers listen at them, as they reuse addresses."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in held:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("127.0.0.1", 0))
-        yield [each.getsockname()[1] for each in held]
 
 
 def ask(address: str, path: str, body: Any = None) -> str:

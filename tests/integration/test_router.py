@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.held_ports import held_port
 from tests.integration.routed_processes import (
     RouterProcess,
     Worker,
     ask,
     generate,
     healthy_workers,
-    held_ports,
 )
 from tests.integration.slime_caller import SIZE, Source, arguments, eval_set
 
@@ -107,7 +107,7 @@ async def test_a_router_that_is_killed_and_started_again_loses_nothing_of_a_clie
     fake = start_fake_sglang(mode="time-model", num_workers=2, time_model=model)
     async with fake as fakes, contextlib.AsyncExitStack() as stack:
         patience = ("--probe-timeout-seconds", "60")
-        (port,) = stack.enter_context(held_ports(1))
+        port = stack.enter_context(held_port())
         first = await asyncio.to_thread(RouterProcess, *fakes.addresses, *patience, port=port)
         stack.callback(first.end)
         address = await asyncio.to_thread(first.address)

@@ -11,7 +11,7 @@ from subprocess import STDOUT, Popen
 import numpy as np
 import pytest
 from aiohttp import ClientError
-from tests.integration.routed_processes import held_ports
+from tests.held_ports import held_port
 
 from rollfeed.config import SGLangSettings
 from rollfeed.engine.client import ServerEngine
@@ -36,7 +36,7 @@ def router_python() -> str:
 
 @contextmanager
 def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
-    with held_ports(2) as (port, metrics_port):
+    with held_port() as port, held_port() as metrics_port:
         options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers, "--policy", "round_robin"]
         options += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
         command = [router_python(), "-m", "sglang_router.launch_router", *options]

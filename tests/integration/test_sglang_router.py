@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.held_ports import held_port
 from tests.integration.routed_processes import (
     Worker,
     ask,
     environment,
     generate,
     healthy_workers,
-    held_ports,
     num_ended,
     until,
 )
@@ -52,7 +52,11 @@ def events(text: str) -> list[Any]:
 
 @contextlib.contextmanager
 def running_router(workers: Sequence[str], log: Path) -> Iterator[str]:
-    with held_ports(2) as (port, metrics_port), started_router(workers, log, port, metrics_port) as process:
+    with (
+        held_port() as port,
+        held_port() as metrics_port,
+        started_router(workers, log, port, metrics_port) as process,
+    ):
 
         def has_all() -> bool:
             assert process.poll() is None, log.read_text()
